@@ -1,0 +1,1 @@
+"""Attention and linear contracts and their implementations. `model/` calls; nothing of ours is imported here."""

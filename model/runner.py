@@ -1,0 +1,219 @@
+"""Turns a `StepPlan` into device work and its outputs into a `StepResult`. Owns weights, KV, slot state and programs.
+
+Called by `model/engine.py`, from one thread only: `dispatch` starts a step and returns at once, `collect` waits for it.
+Steps run on the device in the order of dispatch, so a step may use what the one before it will have written.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.attention import AttentionKernels
+from kernels.attention_xla import XLA
+from model.buckets import BucketLattice
+from model.config import ModelConfig
+from model.decoder import param_shapes
+from model.kv_cache import allocate
+from model.results import Fetched, row_results
+from model.sampler import SlotState
+from model.slot_rules import BIAS_ENTRIES, SlotRules
+from model.staging import RowField, Scalar, StepLayout, TokenField
+from model.step import StepOutputs, build_step
+from scheduler.plan import StepPlan, StepResult
+
+COMPILE_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Shapes of a runner.
+
+    Attributes:
+        max_num_seqs, max_num_batched_tokens, max_model_len: as in `SchedulerConfig`.
+        num_pages: usable pages, the sink aside. page_size: tokens per page.
+        kv_dtype: dtype of the KV arrays. dtype: dtype of the weights and of the matrix products.
+        vocab_size: the tokenizer's; ids beyond it are never drawn.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_pages: int
+    page_size: int
+    dtype: jnp.dtype
+    kv_dtype: jnp.dtype
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepHandle:
+    """A step under way: its plan, layout, start (seconds of `time.monotonic`) and outputs to come."""
+
+    plan: StepPlan
+    layout: StepLayout
+    started_at: float
+    outputs: StepOutputs
+
+
+class Runner:
+    """Executes plans. Not thread-safe; `dispatch` mutates device state, `collect` blocks."""
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        model: ModelConfig,
+        params: Mapping[str, jax.Array],
+        mesh: jax.sharding.Mesh | None = None,
+        kernels: AttentionKernels = XLA,
+    ):
+        self.config = config
+        self.kernels = kernels
+        self.compilations = 0
+        self._model = model
+        self._mesh = mesh
+        self._weights = tuple(params[path] for path in param_shapes(model, config.dtype))
+        self.lattice = BucketLattice(
+            config.max_num_seqs, config.max_num_batched_tokens, -(-config.max_model_len // config.page_size)
+        )
+        self._programs: dict[StepLayout, jax.stages.Compiled] = {}
+        self._start_slot: jax.stages.Compiled | None = None
+        self._rules = SlotRules(config.max_num_seqs, self.lattice.max_pages, model.vocab_size)
+        self._kv = allocate(model, config.num_pages, config.page_size, config.kv_dtype, mesh)
+        self._state = self._empty_state()
+
+    def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compile every program of the lattice and run each once on padding. `on_progress(done, total)`."""
+        layouts = self.lattice.layouts()
+        total = len(layouts) + 1
+        with ThreadPoolExecutor(COMPILE_THREADS) as pool:
+            for done, (layout, program) in enumerate(zip(layouts, pool.map(self._compile, layouts), strict=True)):
+                self._programs[layout] = program
+                on_progress(done + 1, total)
+        self._start_slot = self._compile_start_slot()
+        for layout in layouts:
+            self._execute(layout, np.zeros(layout.size, np.int32))
+        jax.block_until_ready(self._kv)
+        on_progress(total, total)
+
+    def dispatch(self, plan: StepPlan) -> StepHandle:
+        """Start a step that has rows; returns without waiting for the device."""
+        started_at = time.monotonic()
+        for row in plan.rows:
+            if row.starts:
+                adjusted = self._rules.start(row)
+                if adjusted is not None:
+                    self._rebuild_slot(row.slot, adjusted)
+        wants_prompt = any(self._rules.wants_prompt_logprobs(row) for row in plan.rows)
+        single = not wants_prompt and all(len(row.token_ids) == 1 for row in plan.rows)
+        layout = self.lattice.fit(plan.num_tokens, len(plan.rows), single)
+        buffer = np.zeros(layout.size, np.int32)
+        self._fill(plan, layout, buffer)
+        return StepHandle(plan, layout, started_at, self._execute(layout, buffer))
+
+    def collect(self, handle: StepHandle) -> StepResult:
+        """Wait for a step and return its results. Raises what the device raised."""
+        outputs = handle.outputs
+        wants = any(self._rules.wants_logprobs(row) for row in handle.plan.rows)
+        wants_prompt = any(self._rules.wants_prompt_logprobs(row) for row in handle.plan.rows)
+        fetched = Fetched(
+            token_ids=np.asarray(outputs.token_ids).tolist(),
+            finite=np.asarray(outputs.finite).tolist(),
+            output_logprobs=jax.device_get(outputs.output_logprobs) if wants else None,
+            prompt_logprobs=jax.device_get(outputs.prompt_logprobs) if wants_prompt else None,
+        )
+        return StepResult(handle.plan.step_id, row_results(handle.plan, fetched, self.config.vocab_size))
+
+    def _fill(self, plan: StepPlan, layout: StepLayout, buffer: np.ndarray) -> None:
+        """Write a plan into its zeroed buffer."""
+        fields = layout.views(buffer)
+        ids: list[int] = []
+        starts: list[int] = []
+        for row in plan.rows:
+            starts.append(len(ids))
+            ids.extend(row.token_ids)
+        count, rows = len(ids), len(plan.rows)
+        slots = np.fromiter((row.slot for row in plan.rows), np.int32, rows)
+        first = np.fromiter((row.token_start for row in plan.rows), np.int32, rows)
+        lengths = np.fromiter((len(row.token_ids) for row in plan.rows), np.int32, rows)
+        row_of = np.repeat(np.arange(rows, dtype=np.int32), lengths)
+        tokens = fields.tokens[:, :count]
+        tokens[TokenField.TOKEN_ID] = ids
+        tokens[TokenField.ROW] = row_of
+        tokens[TokenField.POSITION] = np.arange(count, dtype=np.int32) - np.take(starts, row_of) + first[row_of]
+        table = fields.rows[:, :rows]
+        table[RowField.SLOT] = slots
+        table[RowField.START] = starts
+        table[RowField.LENGTH] = lengths
+        table[RowField.KV_LENGTH] = table[RowField.POSITION] = first + lengths
+        table[RowField.DRAWS] = [row.samples for row in plan.rows]
+        tokens[TokenField.FEEDS_SAMPLED] = np.repeat([row.feeds_sampled for row in plan.rows], lengths)
+        self._rules.fill(plan, slots, fields)
+        for start, row in zip(starts, plan.rows, strict=True):
+            if row.next_token_ids and self._rules.wants_prompt_logprobs(row):
+                tokens[TokenField.NEXT_TOKEN_ID, start : start + len(row.next_token_ids)] = row.next_token_ids
+        fields.scalars[Scalar.NUM_TOKENS] = count
+        fields.scalars[Scalar.NUM_SINGLE_ROWS] = int(np.argmax(np.append(lengths, 0) != 1))
+
+    def _execute(self, layout: StepLayout, buffer: np.ndarray) -> StepOutputs:
+        program = self._programs.get(layout)
+        if program is None:
+            program = self._programs[layout] = self._compile(layout)
+        self._kv, self._state, outputs = program(self._weights, self._kv, self._state, buffer)
+        return outputs
+
+    def _replicated(self) -> jax.sharding.NamedSharding | None:
+        return None if self._mesh is None else jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec())
+
+    def _empty_state(self) -> SlotState:
+        slots, vocab, where = self.config.max_num_seqs, self._model.vocab_size, self._replicated()
+        return SlotState(
+            last_tokens=jnp.zeros((slots,), jnp.int32, device=where),
+            output_counts=jnp.zeros((slots, vocab), jnp.int32, device=where),
+            prompt_seen=jnp.zeros((slots, vocab), bool, device=where),
+            bias=jnp.zeros((slots, vocab), jnp.float32, device=where),
+        )
+
+    def _compile(self, layout: StepLayout) -> jax.stages.Compiled:
+        step = build_step(
+            self._model,
+            self.config.dtype,
+            layout,
+            vocab_size=self.config.vocab_size,
+            kernels=self.kernels,
+            mesh=self._mesh,
+        )
+        where = self._replicated()
+        buffer = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=where)
+        shardings = None if where is None else (self._kv[0].sharding, where, where)
+        jitted = jax.jit(step, donate_argnums=(1, 2), out_shardings=shardings)
+        self.compilations += 1
+        return jitted.lower(self._weights, self._kv, self._state, buffer).compile()
+
+    def _compile_start_slot(self) -> jax.stages.Compiled:
+        where = self._replicated()
+        length = self.config.max_model_len
+
+        def start_slot(state: SlotState, slot, prompt_ids, output_ids, bias_ids, biases):
+            return state._replace(
+                output_counts=state.output_counts.at[slot].set(0).at[slot, output_ids].add(1, mode="drop"),
+                prompt_seen=state.prompt_seen.at[slot].set(False).at[slot, prompt_ids].set(True, mode="drop"),
+                bias=state.bias.at[slot].set(0.0).at[slot, bias_ids].add(biases, mode="drop"),
+            )
+
+        def ints(*shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
+
+        biases = jax.ShapeDtypeStruct((BIAS_ENTRIES,), jnp.float32, sharding=where)
+        self.compilations += 1
+        jitted = jax.jit(start_slot, donate_argnums=0, out_shardings=where)
+        return jitted.lower(self._state, ints(), ints(length), ints(length), ints(BIAS_ENTRIES), biases).compile()
+
+    def _rebuild_slot(self, slot: int, arrays: tuple[np.ndarray, ...]) -> None:
+        if self._start_slot is None:
+            self._start_slot = self._compile_start_slot()
+        self._state = self._start_slot(self._state, np.int32(slot), *self._rules.padded(arrays, self.config.max_model_len))
