@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Rotary scaling. `kind` is `none`, `linear` (positions divided by `factor`) or `llama3` (frequency bands, Llama 3.1).
+    """Rotary scaling.
 
-    Source: Hugging Face `modeling_rope_utils`, and Meta's Llama 3.1 reference.
+    `kind` is `none`, `linear` (positions divided by `factor`), `llama3` (frequency bands, Meta's Llama 3.1 reference) or
+    `factors` (each frequency divided by its own factor: how a GGUF file stores what `llama3` computes).
     """
 
     kind: str = "none"
@@ -16,6 +17,7 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
         smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
         smooth = np.clip(smooth, 0.0, 1.0)
         frequencies = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+    elif scaling.kind == "factors":
+        frequencies = frequencies / np.asarray(scaling.factors)
     elif scaling.kind != "none":
         raise ValueError(f"unknown rope scaling {scaling.kind!r}")
     return frequencies.astype(np.float32)

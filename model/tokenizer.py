@@ -1,0 +1,159 @@
+"""Text to ids and back, on the `tokenizers` library; built from a GGUF header or a Hugging Face folder.
+
+`api/` encodes prompts and takes tokens apart into bytes. Text that a user types is never parsed for special tokens
+unless asked for: it goes through a second instance that treats their spelling as ordinary text.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+
+from model.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSpec:
+    """Everything that a tokenizer is made from; stored beside a converted checkpoint.
+
+    Attributes:
+        json_text: a `tokenizer.json`.
+        add_bos: whether a plain prompt starts with the start token.
+        strips_leading_space: the vocabulary marks spaces with ▁, and the first one of a text is not shown.
+    """
+
+    json_text: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    chat_template: str | None
+    add_bos: bool
+    strips_leading_space: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-compatible fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        return cls(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
+
+
+def spec_from_folder(folder: Path, bos_token_id: int | None, eos_token_ids: Sequence[int]) -> TokenizerSpec:
+    """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. Raises UnsupportedModelError."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UnsupportedModelError(f"{folder.name} has no tokenizer.json")
+    text = path.read_text(encoding="utf-8")
+    settings_path = folder / "tokenizer_config.json"
+    settings = json.loads(settings_path.read_text(encoding="utf-8")) if settings_path.is_file() else {}
+    template_path = folder / "chat_template.jinja"
+    template = template_path.read_text(encoding="utf-8") if template_path.is_file() else settings.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    parsed = json.loads(text)
+    probe = tokenizers.Tokenizer.from_str(text)
+    ids = probe.encode("a").ids
+    decoder = json.dumps(parsed.get("decoder") or {})
+    return TokenizerSpec(
+        json_text=text,
+        bos_token_id=bos_token_id,
+        eos_token_ids=tuple(eos_token_ids),
+        chat_template=template,
+        add_bos=bos_token_id is not None and ids[:1] == [bos_token_id],
+        strips_leading_space="▁" in decoder or '"Metaspace"' in decoder,
+    )
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: those that print stand for themselves, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class Tokenizer:
+    """One vocabulary. Safe to use from several threads; nothing here mutates after construction.
+
+    Attributes:
+        vocab_size: ids from here on are never valid.
+        special_tokens: text → id of the tokens that structure a conversation.
+        strips_leading_space: see `TokenizerSpec`; a decoded text loses the first token's leading space.
+    """
+
+    def __init__(self, spec: TokenizerSpec):
+        self.spec = spec
+        self._parsing = tokenizers.Tokenizer.from_str(spec.json_text)
+        self._literal = tokenizers.Tokenizer.from_str(spec.json_text)
+        self._literal.encode_special_tokens = True
+        for instance in (self._parsing, self._literal):
+            instance.no_truncation()
+            instance.no_padding()
+        vocabulary = self._parsing.get_vocab(with_added_tokens=True)
+        self._added = {int(i): token for i, token in self._parsing.get_added_tokens_decoder().items()}
+        self._text_of = {token_id: text for text, token_id in vocabulary.items()}
+        self.vocab_size = max(self._text_of) + 1
+        self.special_tokens = {token.content: i for i, token in self._added.items() if token.special}
+        self._special_ids = frozenset(self.special_tokens.values())
+        self.bos_token_id = spec.bos_token_id
+        self.eos_token_ids = spec.eos_token_ids
+        self.chat_template = spec.chat_template
+        self.strips_leading_space = spec.strips_leading_space
+        self._byte_of = _byte_of_character()
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the vocabulary, to compare two servers' tokenizers."""
+        return hashlib.sha256(self.spec.json_text.encode()).hexdigest()
+
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool | None = None) -> list[int]:
+        """Ids of a text.
+
+        Args:
+            text: any text; a lone surrogate is refused.
+            parse_special: whether the spelling of a special token means that token.
+            add_bos: whether to start with the start token; None for what the model expects.
+
+        Raises:
+            ValueError: the text is not encodable as UTF-8.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError("the text contains a lone surrogate") from error
+        instance = self._parsing if parse_special else self._literal
+        ids = instance.encode(text, add_special_tokens=False).ids
+        wants_bos = self.spec.add_bos if add_bos is None else add_bos
+        if wants_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
+            ids = [self.bos_token_id, *ids]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD."""
+        text = b"".join(self.token_bytes(token_id) for token_id in ids).decode("utf-8", errors="replace")
+        return text[1:] if self.strips_leading_space and text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; an added token's are its spelling, an unused id's are empty."""
+        text = self._text_of.get(token_id)
+        if text is None:
+            return b""
+        if token_id in self._added:
+            return text.encode()
+        if self.strips_leading_space:
+            if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+                return bytes([int(text[3:5], 16)])
+            return text.replace("▁", " ").encode()
+        try:
+            return bytes(self._byte_of[character] for character in text)
+        except KeyError:
+            return text.encode()
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token structures a conversation and is left out of answers."""
+        return token_id in self._special_ids

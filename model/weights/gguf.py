@@ -1,0 +1,135 @@
+"""A GGUF file as a `WeightSource`: architectures llama (Mistral too), qwen2 and qwen3, any block type gguf can dequantise.
+
+llama.cpp interleaves the rotary halves of q and k for the llama architecture; that is undone here.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.config import ModelConfig, RopeScaling
+from model.errors import UnsupportedModelError
+from model.gguf_tokenizer import tokenizer_spec
+from model.weights.source import WeightSource
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TOP_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def open_gguf(path: Path) -> WeightSource:
+    """Read a file's header; tensors are mapped and read on demand.
+
+    Raises:
+        UnsupportedModelError: not a GGUF file, or an architecture, rope scaling or tokenizer that is not implemented.
+    """
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(str(path))
+    except (ValueError, OSError, KeyError) as error:
+        raise UnsupportedModelError(f"{path.name} is not a readable GGUF file: {error}") from error
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    config = _config(metadata, tensors)
+    permuted = metadata["general.architecture"] == "llama"
+
+    def read(name: str) -> np.ndarray:
+        tensor = tensors.get(_gguf_name(name))
+        if tensor is None:
+            raise UnsupportedModelError(f"{path.name} has no tensor {_gguf_name(name)}")
+        array = gguf.dequantize(tensor.data, tensor.tensor_type)
+        array = array.reshape([int(size) for size in reversed(tensor.shape)])
+        if permuted and ".q_proj." in name:
+            return _interleaved_to_halves(array, config.num_heads)
+        if permuted and ".k_proj." in name:
+            return _interleaved_to_halves(array, config.num_kv_heads)
+        return array
+
+    return WeightSource(config, tokenizer_spec(metadata), read)
+
+
+def _gguf_name(name: str) -> str:
+    if name in _TOP_NAMES:
+        return _TOP_NAMES[name]
+    _, _, index, rest = name.split(".", 3)
+    module, kind = rest.rsplit(".", 1)
+    return f"blk.{index}.{_LAYER_NAMES[module]}.{kind}"
+
+
+def _interleaved_to_halves(array: np.ndarray, heads: int) -> np.ndarray:
+    """Rows (2i, 2i+1) of each head become rows (i, i + D/2)."""
+    pairs = array.reshape(heads, -1, 2, *array.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
+
+
+def _config(metadata: dict[str, Any], tensors: dict[str, Any]) -> ModelConfig:
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"GGUF architecture {architecture!r} is not supported; known: {', '.join(ARCHITECTURES)}"
+        )
+    if "blk.0.ffn_gate_inp.weight" in tensors:
+        raise UnsupportedModelError("mixture-of-experts GGUF files are not supported yet")
+
+    def value(key: str, default: Any = None) -> Any:
+        return metadata.get(f"{architecture}.{key}", default)
+
+    heads = int(value("attention.head_count"))
+    hidden = int(value("embedding_length"))
+    eos = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        hidden_size=hidden,
+        intermediate_size=int(value("feed_forward_length")),
+        num_layers=int(value("block_count")),
+        num_heads=heads,
+        num_kv_heads=int(value("attention.head_count_kv", heads)),
+        head_dim=int(value("attention.key_length", hidden // heads)),
+        max_position_embeddings=int(value("context_length")),
+        # Stored as float32; the shortest decimal is what the model was trained with.
+        rms_norm_eps=float(str(np.float32(value("attention.layer_norm_rms_epsilon")))),
+        rope_theta=float(value("rope.freq_base", 10000.0)),
+        rope_scaling=_rope_scaling(value, tensors),
+        sliding_window=_optional_int(value("attention.sliding_window")),
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        tie_word_embeddings="output.weight" not in tensors,
+        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_token_ids=tuple(dict.fromkeys(int(token) for token in eos if token is not None)),
+    )
+
+
+def _optional_int(value: Any) -> int | None:
+    return int(value) if value else None
+
+
+def _rope_scaling(value: Any, tensors: dict[str, Any]) -> RopeScaling:
+    if "rope_freqs.weight" in tensors:
+        factors = np.asarray(tensors["rope_freqs.weight"].data, np.float64)
+        return RopeScaling("factors", factors=tuple(factors.tolist()))
+    kind = value("rope.scaling.type", "none")
+    if kind == "none":
+        return RopeScaling()
+    if kind == "linear":
+        return RopeScaling("linear", factor=float(value("rope.scaling.factor")))
+    raise UnsupportedModelError(f"rope scaling {kind!r} is not supported")
