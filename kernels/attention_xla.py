@@ -5,6 +5,8 @@ data, not shape, so the context length is no compile-time bucket and a short con
 Rows of one token are attended together, batched over rows; longer rows are cut into tiles of query tokens.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -15,6 +17,8 @@ TILE_TOKENS = 64
 MASKED = -1e30
 
 
+# Jitted on their own so that a model of many layers traces and lowers them once.
+@jax.jit
 def write(kv_pages: jax.Array, keys: jax.Array, values: jax.Array, batch: RaggedBatch) -> jax.Array:
     """Scatter keys and values to their pages. Contract: `AttentionKernels.write`."""
     page_size = kv_pages.shape[2]
@@ -25,6 +29,7 @@ def write(kv_pages: jax.Array, keys: jax.Array, values: jax.Array, batch: Ragged
     return kv_pages.at[pages, :, offsets].set(pairs.astype(kv_pages.dtype))
 
 
+@functools.partial(jax.jit, static_argnames="options")
 def attend(queries: jax.Array, kv_pages: jax.Array, batch: RaggedBatch, options: AttentionOptions) -> jax.Array:
     """Attention of every token to its row's context. Contract: `AttentionKernels.attend`."""
     num_rows = batch.kv_lengths.shape[0]

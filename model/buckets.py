@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from model.staging import StepLayout
 
 LEAST_ROWS = 8
+SMALL_PREFILL = 64
 
 
 def _doubling(least: int, largest: int) -> tuple[int, ...]:
@@ -30,19 +31,34 @@ class BucketLattice:
     max_pages: int
 
     def layouts(self) -> tuple[StepLayout, ...]:
-        """Every layout, the smallest first."""
-        return (
-            *(StepLayout(r, r, self.max_pages, True) for r in self._row_sizes()),
-            *(StepLayout(t, r, self.max_pages, False) for t in self._token_sizes() for r in self._mixed_row_sizes(t)),
-        )
+        """Every layout, those that cost least first."""
+        single = [StepLayout(rows, rows, self.max_pages, True) for rows in self._row_sizes()]
+        mixed = [
+            StepLayout(tokens, rows, self.max_pages, False)
+            for tokens in self._token_sizes()
+            for rows in self._mixed_row_sizes(tokens)
+        ]
+        return (*single, *mixed)
 
-    def fit(self, num_tokens: int, num_rows: int, single_token_rows: bool) -> StepLayout:
-        """The smallest layout that holds a step. ValueError when the step is larger than the lattice."""
-        if single_token_rows:
-            rows = _least(self._row_sizes(), num_rows)
-            return StepLayout(rows, rows, self.max_pages, True)
-        tokens = _least(self._token_sizes(), num_tokens)
-        return StepLayout(tokens, _least(self._mixed_row_sizes(tokens), num_rows), self.max_pages, False)
+    def essential(self) -> tuple[StepLayout, ...]:
+        """Few layouts that between them hold every step: the least and the largest of each kind.
+
+        A server can start with these; the rest only saves padding.
+        """
+        single = [layout for layout in self.layouts() if layout.single_token_rows]
+        mixed = [layout for layout in self.layouts() if not layout.single_token_rows]
+        small = [layout for layout in mixed if layout.num_tokens <= SMALL_PREFILL and layout.num_rows == LEAST_ROWS]
+        return tuple(dict.fromkeys((single[0], *small[-1:], mixed[-1], single[-1])))
+
+    def fitting(self, num_tokens: int, num_rows: int, single_token_rows: bool) -> list[StepLayout]:
+        """The layouts that hold a step, the cheapest first. A program of mixed rows serves one-token rows too."""
+        return [
+            layout
+            for layout in self.layouts()
+            if layout.num_tokens >= num_tokens
+            and layout.num_rows >= num_rows
+            and (single_token_rows or not layout.single_token_rows)
+        ]
 
     def _row_sizes(self) -> tuple[int, ...]:
         return _doubling(LEAST_ROWS, self.max_num_seqs)
@@ -50,16 +66,9 @@ class BucketLattice:
     def _token_sizes(self) -> tuple[int, ...]:
         largest = max(self.max_num_batched_tokens, LEAST_ROWS)
         sizes = {s for s in _doubling(2 * LEAST_ROWS, largest) if s <= largest} | {largest}
-        sizes |= {s + s // 2 for s in sizes if s >= 64 and s + s // 2 < largest}
+        sizes |= {s + s // 2 for s in sizes if s >= SMALL_PREFILL and s + s // 2 < largest}
         return tuple(sorted(sizes))
 
     def _mixed_row_sizes(self, num_tokens: int) -> tuple[int, ...]:
-        rows = max(self.max_num_seqs, LEAST_ROWS)
-        return tuple(sorted({LEAST_ROWS, min(rows, num_tokens)}))
-
-
-def _least(sizes: tuple[int, ...], wanted: int) -> int:
-    for size in sizes:
-        if size >= wanted:
-            return size
-    raise ValueError(f"a step of {wanted} is larger than the largest bucket, {sizes[-1]}")
+        most = min(max(self.max_num_seqs, LEAST_ROWS), num_tokens)
+        return (LEAST_ROWS, most) if LEAST_ROWS < most and num_tokens <= SMALL_PREFILL else (most,)

@@ -4,6 +4,7 @@
 them under these paths. Activations between matrix products are float32; products run in the weights' dtype.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -105,6 +106,12 @@ class Layer(nnx.Module):
         return hidden + self.mlp(self.mlp_norm(hidden)), kv_pages
 
 
+@functools.partial(jax.jit, static_argnames=("graph", "options", "kernels"))
+def _run_layer(graph, weights, hidden, rotation, kv_pages, batch, options, kernels) -> tuple[Array, Array]:
+    """One layer. Jitted on its own, so that layers of one shape are traced and lowered once; XLA inlines the calls."""
+    return nnx.merge(graph, weights)(hidden, rotation, kv_pages, batch, options, kernels)
+
+
 class Embedding(nnx.Module):
     """The token table [V, E]."""
 
@@ -153,7 +160,8 @@ class Decoder(nnx.Module):
         hidden = self.embed.embedding[...][token_ids].astype(jnp.float32)
         new_kv = []
         for layer, kv_pages in zip(self.layers, kv, strict=True):
-            hidden, kv_pages = layer(hidden, rotation, kv_pages, batch, options, kernels)
+            graph, weights = nnx.split(layer)
+            hidden, kv_pages = _run_layer(graph, weights, hidden, rotation, kv_pages, batch, options, kernels)
             new_kv.append(kv_pages)
         return self.final_norm(hidden), tuple(new_kv)
 

@@ -29,10 +29,16 @@ def default_num_pages(
     return max(1, min(wanted, CPU_LIMIT_BYTES // size))
 
 
-def allocate(
+def abstract_kv(
     config: ModelConfig, num_pages: int, page_size: int, dtype: jnp.dtype, mesh: jax.sharding.Mesh | None
-) -> tuple[jax.Array, ...]:
-    """One zeroed [num_pages + 1, 2K, page_size, D] array per layer; page 0 is the sink."""
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """One [num_pages + 1, 2K, page_size, D] array per layer, described but not allocated; page 0 is the sink."""
     shape = (num_pages + 1, 2 * config.num_kv_heads, page_size, config.head_dim)
     sharding = kv_sharding(mesh, config.num_kv_heads) if mesh is not None else None
-    return tuple(jnp.zeros(shape, dtype, device=sharding) for _ in range(config.num_layers))
+    return (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding),) * config.num_layers
+
+
+def allocate(described: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
+    """Zeroed arrays for a description. Blocks until the memory is there."""
+    arrays = tuple(jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding) for leaf in described)
+    return jax.block_until_ready(arrays)

@@ -18,7 +18,7 @@ from kernels.attention_xla import XLA
 from model.buckets import BucketLattice
 from model.config import ModelConfig
 from model.decoder import param_shapes
-from model.kv_cache import allocate
+from model.kv_cache import abstract_kv, allocate
 from model.results import Fetched, row_results
 from model.sampler import SlotState
 from model.slot_rules import BIAS_ENTRIES, SlotRules
@@ -80,25 +80,44 @@ class Runner:
         self.lattice = BucketLattice(
             config.max_num_seqs, config.max_num_batched_tokens, -(-config.max_model_len // config.page_size)
         )
+        self._layouts = self.lattice.layouts()
         self._programs: dict[StepLayout, jax.stages.Compiled] = {}
         self._start_slot: jax.stages.Compiled | None = None
         self._rules = SlotRules(config.max_num_seqs, self.lattice.max_pages, model.vocab_size)
-        self._kv = allocate(model, config.num_pages, config.page_size, config.kv_dtype, mesh)
+        self._kv: tuple[jax.Array, ...] = ()
         self._state = self._empty_state()
+        kv = abstract_kv(model, config.num_pages, config.page_size, config.kv_dtype, mesh)
+        self._abstract = (*jax.tree.map(self._describe, (self._weights,)), kv, jax.tree.map(self._describe, self._state))
+
+    @property
+    def warm_up_is_complete(self) -> bool:
+        """Whether every program of the lattice is compiled."""
+        return len(self._programs) == len(self._layouts)
 
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile every program of the lattice and run each once on padding. `on_progress(done, total)`."""
-        layouts = self.lattice.layouts()
+        """Compile the essential programs and run the least once on padding. `on_progress(done, total)`."""
+        # The largest first: it takes longest, and the threads should end together.
+        layouts = sorted(self.lattice.essential(), key=lambda layout: -layout.num_tokens)
         total = len(layouts) + 1
-        with ThreadPoolExecutor(COMPILE_THREADS) as pool:
+        with ThreadPoolExecutor(COMPILE_THREADS + 1) as pool:
+            kv = pool.submit(allocate, self._abstract[1])
+            start_slot = pool.submit(self._compile_start_slot)
             for done, (layout, program) in enumerate(zip(layouts, pool.map(self._compile, layouts), strict=True)):
                 self._programs[layout] = program
                 on_progress(done + 1, total)
-        self._start_slot = self._compile_start_slot()
-        for layout in layouts:
-            self._execute(layout, np.zeros(layout.size, np.int32))
+            self._start_slot, self._kv = start_slot.result(), kv.result()
+        # One run on padding, to find out before the first request whether the device works at all.
+        self._execute(layouts[-1], np.zeros(layouts[-1].size, np.int32))
         jax.block_until_ready(self._kv)
         on_progress(total, total)
+
+    def warm_up_rest(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Compile the other programs of the lattice. May run in another thread while steps run."""
+        for layout in self._layouts:
+            if should_stop():
+                return
+            if layout not in self._programs:
+                self._programs[layout] = self._compile(layout)
 
     def dispatch(self, plan: StepPlan) -> StepHandle:
         """Start a step that has rows; returns without waiting for the device."""
@@ -110,7 +129,11 @@ class Runner:
                     self._rebuild_slot(row.slot, adjusted)
         wants_prompt = any(self._rules.wants_prompt_logprobs(row) for row in plan.rows)
         single = not wants_prompt and all(len(row.token_ids) == 1 for row in plan.rows)
-        layout = self.lattice.fit(plan.num_tokens, len(plan.rows), single)
+        layout = next(
+            layout
+            for layout in self.lattice.fitting(plan.num_tokens, len(plan.rows), single)
+            if layout in self._programs
+        )
         buffer = np.zeros(layout.size, np.int32)
         self._fill(plan, layout, buffer)
         return StepHandle(plan, layout, started_at, self._execute(layout, buffer))
@@ -160,11 +183,11 @@ class Runner:
         fields.scalars[Scalar.NUM_SINGLE_ROWS] = int(np.argmax(np.append(lengths, 0) != 1))
 
     def _execute(self, layout: StepLayout, buffer: np.ndarray) -> StepOutputs:
-        program = self._programs.get(layout)
-        if program is None:
-            program = self._programs[layout] = self._compile(layout)
-        self._kv, self._state, outputs = program(self._weights, self._kv, self._state, buffer)
+        self._kv, self._state, outputs = self._programs[layout](self._weights, self._kv, self._state, buffer)
         return outputs
+
+    def _describe(self, leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=None if self._mesh is None else leaf.sharding)
 
     def _replicated(self) -> jax.sharding.NamedSharding | None:
         return None if self._mesh is None else jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec())
@@ -189,10 +212,10 @@ class Runner:
         )
         where = self._replicated()
         buffer = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=where)
-        shardings = None if where is None else (self._kv[0].sharding, where, where)
+        shardings = None if where is None else (self._abstract[1][0].sharding, where, where)
         jitted = jax.jit(step, donate_argnums=(1, 2), out_shardings=shardings)
         self.compilations += 1
-        return jitted.lower(self._weights, self._kv, self._state, buffer).compile()
+        return jitted.lower(*self._abstract, buffer).compile()
 
     def _compile_start_slot(self) -> jax.stages.Compiled:
         where = self._replicated()
@@ -211,9 +234,9 @@ class Runner:
         biases = jax.ShapeDtypeStruct((BIAS_ENTRIES,), jnp.float32, sharding=where)
         self.compilations += 1
         jitted = jax.jit(start_slot, donate_argnums=0, out_shardings=where)
-        return jitted.lower(self._state, ints(), ints(length), ints(length), ints(BIAS_ENTRIES), biases).compile()
+        return jitted.lower(self._abstract[2], ints(), ints(length), ints(length), ints(BIAS_ENTRIES), biases).compile()
 
     def _rebuild_slot(self, slot: int, arrays: tuple[np.ndarray, ...]) -> None:
         if self._start_slot is None:
-            self._start_slot = self._compile_start_slot()
+            raise RuntimeError("warm_up must come before the first step")
         self._state = self._start_slot(self._state, np.int32(slot), *self._rules.padded(arrays, self.config.max_model_len))
