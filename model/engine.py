@@ -68,7 +68,6 @@ class Engine:
         self._error: str | None = None
         self._stopping = False
         self._steps = 0
-        self._warm_up_compilations = 0
         self._step_started: float | None = None
         self._device_free_at = 0.0
         self._expected: dict[StepLayout, float] = {}
@@ -146,7 +145,7 @@ class Engine:
                 error=self._error,
                 steps=self._steps,
                 compilations=self._runner.compilations,
-                warm_up_compilations=self._warm_up_compilations,
+                warm_up_is_complete=self._runner.warm_up_is_complete,
             )
 
     def check(self) -> None:
@@ -167,13 +166,20 @@ class Engine:
         try:
             self._state = EngineState.WARMING_UP
             self._runner.warm_up(self._on_warm_up)
-            self._warm_up_compilations = self._runner.compilations
             self._state = EngineState.READY
+            threading.Thread(target=self._warm_up_rest, name="warm-up", daemon=True).start()
             self._loop()
             self._die("the engine was stopped")
         except BaseException as error:
             logger.exception("the engine died")
             self._die(f"{type(error).__name__} in the engine")
+
+    def _warm_up_rest(self) -> None:
+        """Compile what only saves padding, while the engine serves already. A failure costs speed, not answers."""
+        try:
+            self._runner.warm_up_rest(lambda: self._stopping)
+        except Exception:
+            logger.exception("background compilation failed; steps are padded to the programs that exist")
 
     def _die(self, reason: str) -> None:
         with self._lock:

@@ -42,11 +42,11 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. `compilations` counts programs compiled since the start, warm-up included."""
+    """A snapshot. `compilations` counts programs compiled since the start; it is final once `warm_up_is_complete`."""
 
     scheduler: SchedulerStats
     state: EngineState
     error: str | None
     steps: int
     compilations: int
-    warm_up_compilations: int
+    warm_up_is_complete: bool

@@ -23,8 +23,11 @@ class TokenizerSpec:
 
     Attributes:
         json_text: a `tokenizer.json`.
+        bos_token_id: None when the tokenizer has no start token, whatever the model's configuration says.
+        eos_token_ids: ids that end a turn; the first is the one that templates call `eos_token`.
         add_bos: whether a plain prompt starts with the start token.
-        strips_leading_space: the vocabulary marks spaces with ▁, and the first one of a text is not shown.
+        marks_spaces: SentencePiece: ▁ stands for a space and <0x0A> for a byte; else byte-level (GPT-2).
+        strips_leading_space: a text is encoded with a space put before it, which decoding takes away again.
     """
 
     json_text: str
@@ -32,6 +35,7 @@ class TokenizerSpec:
     eos_token_ids: tuple[int, ...]
     chat_template: str | None
     add_bos: bool
+    marks_spaces: bool
     strips_leading_space: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,29 +49,78 @@ class TokenizerSpec:
 
 
 def spec_from_folder(folder: Path, bos_token_id: int | None, eos_token_ids: Sequence[int]) -> TokenizerSpec:
-    """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. Raises UnsupportedModelError."""
+    """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`.
+
+    Args:
+        folder: a Hugging Face folder.
+        bos_token_id: of the model's configuration; used when `tokenizer_config.json` is missing.
+        eos_token_ids: of the model's configuration; the tokenizer's own comes before them.
+
+    Raises:
+        UnsupportedModelError: no tokenizer.json, or one of a kind that is not implemented.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise UnsupportedModelError(f"{folder.name} has no tokenizer.json")
     text = path.read_text(encoding="utf-8")
-    settings_path = folder / "tokenizer_config.json"
-    settings = json.loads(settings_path.read_text(encoding="utf-8")) if settings_path.is_file() else {}
-    template_path = folder / "chat_template.jinja"
-    template = template_path.read_text(encoding="utf-8") if template_path.is_file() else settings.get("chat_template")
-    if isinstance(template, list):
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    parsed = json.loads(text)
-    probe = tokenizers.Tokenizer.from_str(text)
-    ids = probe.encode("a").ids
-    decoder = json.dumps(parsed.get("decoder") or {})
+    settings = _settings(folder)
+    try:
+        probe = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise UnsupportedModelError(f"{folder.name}/tokenizer.json cannot be used: {error}") from error
+    if settings is not None:
+        bos_token_id = _id_of(probe, settings.get("bos_token"))
+        own_eos = _id_of(probe, settings.get("eos_token"))
+        eos_token_ids = [*([] if own_eos is None else [own_eos]), *eos_token_ids]
+    settings = settings or {}
+    add_bos = settings.get("add_bos_token")
+    if add_bos is None:
+        add_bos = bos_token_id is not None and probe.encode("a").ids[:1] == [bos_token_id]
+    marks_spaces, strips = _decoder_rules(json.loads(text), folder.name)
     return TokenizerSpec(
         json_text=text,
         bos_token_id=bos_token_id,
-        eos_token_ids=tuple(eos_token_ids),
-        chat_template=template,
-        add_bos=bos_token_id is not None and ids[:1] == [bos_token_id],
-        strips_leading_space="▁" in decoder or '"Metaspace"' in decoder,
+        eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
+        chat_template=_chat_template(folder, settings),
+        add_bos=bool(add_bos),
+        marks_spaces=marks_spaces,
+        strips_leading_space=strips,
     )
+
+
+def _settings(folder: Path) -> dict[str, Any] | None:
+    path = folder / "tokenizer_config.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _id_of(probe: tokenizers.Tokenizer, token: Any) -> int | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return None if text is None else probe.token_to_id(text)
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    return template
+
+
+def _decoder_rules(parsed: dict[str, Any], name: str) -> tuple[bool, bool]:
+    """(marks_spaces, strips_leading_space) of a `tokenizer.json`, from its decoder."""
+    decoder = parsed.get("decoder") or {}
+    steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    kinds = [step.get("type") for step in steps]
+    if "ByteLevel" in kinds:
+        return False, False
+    if "Metaspace" in kinds:
+        step = steps[kinds.index("Metaspace")]
+        return True, step.get("prepend_scheme", "always") != "never"
+    if "ByteFallback" in kinds:
+        return True, "Strip" in kinds
+    raise UnsupportedModelError(f"{name}/tokenizer.json decodes with {kinds[0]!r}; known: byte-level and SentencePiece BPE")
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -75,6 +128,17 @@ def _byte_of_character() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _without_first_space(json_text: str) -> tokenizers.Tokenizer | None:
+    """For vocabularies that put a space before the first word of a whole text only: an instance that puts none."""
+    parsed = json.loads(json_text)
+    pre = parsed.get("pre_tokenizer") or {}
+    steps = pre["pretokenizers"] if pre.get("type") == "Sequence" else [pre]
+    first = [step for step in steps if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"]
+    for step in first:
+        step["prepend_scheme"] = "never"
+    return tokenizers.Tokenizer.from_str(json.dumps(parsed)) if first else None
 
 
 class Tokenizer:
@@ -90,15 +154,17 @@ class Tokenizer:
         self.spec = spec
         self._parsing = tokenizers.Tokenizer.from_str(spec.json_text)
         self._literal = tokenizers.Tokenizer.from_str(spec.json_text)
-        self._literal.encode_special_tokens = True
-        for instance in (self._parsing, self._literal):
+        self._continuing = _without_first_space(spec.json_text) or self._literal
+        for instance in (self._literal, self._continuing):
+            instance.encode_special_tokens = True
+        for instance in (self._parsing, self._literal, self._continuing):
             instance.no_truncation()
             instance.no_padding()
         vocabulary = self._parsing.get_vocab(with_added_tokens=True)
         self._added = {int(i): token for i, token in self._parsing.get_added_tokens_decoder().items()}
         self._text_of = {token_id: text for text, token_id in vocabulary.items()}
         self.vocab_size = max(self._text_of) + 1
-        self.special_tokens = {token.content: i for i, token in self._added.items() if token.special}
+        self.special_tokens = {token.content: i for i, token in sorted(self._added.items()) if token.special}
         self._special_ids = frozenset(self.special_tokens.values())
         self.bos_token_id = spec.bos_token_id
         self.eos_token_ids = spec.eos_token_ids
@@ -111,13 +177,16 @@ class Tokenizer:
         """A hash of the vocabulary, to compare two servers' tokenizers."""
         return hashlib.sha256(self.spec.json_text.encode()).hexdigest()
 
-    def encode(self, text: str, *, parse_special: bool, add_bos: bool | None = None) -> list[int]:
+    def encode(
+        self, text: str, *, parse_special: bool, add_bos: bool | None = None, continues: bool = False
+    ) -> list[int]:
         """Ids of a text.
 
         Args:
             text: any text; a lone surrogate is refused.
             parse_special: whether the spelling of a special token means that token.
             add_bos: whether to start with the start token; None for what the model expects.
+            continues: the text comes after a special token; only literal text can.
 
         Raises:
             ValueError: the text is not encodable as UTF-8.
@@ -126,7 +195,7 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError("the text contains a lone surrogate") from error
-        instance = self._parsing if parse_special else self._literal
+        instance = self._parsing if parse_special else self._continuing if continues else self._literal
         ids = instance.encode(text, add_special_tokens=False).ids
         wants_bos = self.spec.add_bos if add_bos is None else add_bos
         if wants_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
@@ -140,12 +209,10 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; an added token's are its spelling, an unused id's are empty."""
-        text = self._text_of.get(token_id)
-        if text is None:
-            return b""
+        text = self.token_text(token_id)
         if token_id in self._added:
             return text.encode()
-        if self.strips_leading_space:
+        if self.spec.marks_spaces:
             if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
                 return bytes([int(text[3:5], 16)])
             return text.replace("▁", " ").encode()
@@ -153,6 +220,15 @@ class Tokenizer:
             return bytes(self._byte_of[character] for character in text)
         except KeyError:
             return text.encode()
+
+    def token_text(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; an unused id's is empty."""
+        return self._text_of.get(token_id, "")
+
+    def strips(self, special: str) -> tuple[bool, bool]:
+        """Whether a special token swallows the white space before and after it."""
+        token = self._added[self.special_tokens[special]]
+        return token.lstrip, token.rstrip
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token structures a conversation and is left out of answers."""

@@ -1,4 +1,4 @@
-"""A GGUF file as a `WeightSource`: architectures llama (Mistral too), qwen2 and qwen3, any block type gguf can dequantise.
+"""A GGUF file as a `WeightSource`: architectures llama (Mistral too), qwen2, qwen3, any block type gguf can dequantise.
 
 llama.cpp interleaves the rotary halves of q and k for the llama architecture; that is undone here.
 """
@@ -11,6 +11,7 @@ import numpy as np
 from model.config import ModelConfig, RopeScaling
 from model.errors import UnsupportedModelError
 from model.gguf_tokenizer import tokenizer_spec
+from model.tokenizer import TokenizerSpec
 from model.weights.source import WeightSource
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -49,14 +50,21 @@ def open_gguf(path: Path) -> WeightSource:
         raise UnsupportedModelError(f"{path.name} is not a readable GGUF file: {error}") from error
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    config = _config(metadata, tensors)
+    tokenizer = tokenizer_spec(metadata)
+    try:
+        config = _config(metadata, tensors, tokenizer)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(f"{path.name} lacks or has an unexpected {error}") from error
     permuted = metadata["general.architecture"] == "llama"
 
     def read(name: str) -> np.ndarray:
         tensor = tensors.get(_gguf_name(name))
         if tensor is None:
             raise UnsupportedModelError(f"{path.name} has no tensor {_gguf_name(name)}")
-        array = gguf.dequantize(tensor.data, tensor.tensor_type)
+        try:
+            array = gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise UnsupportedModelError(f"{path.name}: tensors of type {tensor.tensor_type.name}") from error
         array = array.reshape([int(size) for size in reversed(tensor.shape)])
         if permuted and ".q_proj." in name:
             return _interleaved_to_halves(array, config.num_heads)
@@ -64,7 +72,7 @@ def open_gguf(path: Path) -> WeightSource:
             return _interleaved_to_halves(array, config.num_kv_heads)
         return array
 
-    return WeightSource(config, tokenizer_spec(metadata), read)
+    return WeightSource(config, tokenizer, read)
 
 
 def _gguf_name(name: str) -> str:
@@ -81,7 +89,7 @@ def _interleaved_to_halves(array: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
 
 
-def _config(metadata: dict[str, Any], tensors: dict[str, Any]) -> ModelConfig:
+def _config(metadata: dict[str, Any], tensors: dict[str, Any], tokenizer: TokenizerSpec) -> ModelConfig:
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
@@ -91,11 +99,17 @@ def _config(metadata: dict[str, Any], tensors: dict[str, Any]) -> ModelConfig:
         raise UnsupportedModelError("mixture-of-experts GGUF files are not supported yet")
 
     def value(key: str, default: Any = None) -> Any:
-        return metadata.get(f"{architecture}.{key}", default)
+        found = metadata.get(f"{architecture}.{key}", default)
+        if isinstance(found, list):
+            raise UnsupportedModelError(f"{architecture}.{key} differs from layer to layer, which is not supported")
+        return found
 
     heads = int(value("attention.head_count"))
     hidden = int(value("embedding_length"))
-    eos = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    head_dim = int(value("attention.key_length", hidden // heads))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if int(value(key, head_dim)) != head_dim:
+            raise UnsupportedModelError(f"{architecture}.{key} other than the key length is not supported")
     return ModelConfig(
         architecture=architecture,
         vocab_size=int(tensors["token_embd.weight"].shape[1]),
@@ -104,7 +118,7 @@ def _config(metadata: dict[str, Any], tensors: dict[str, Any]) -> ModelConfig:
         num_layers=int(value("block_count")),
         num_heads=heads,
         num_kv_heads=int(value("attention.head_count_kv", heads)),
-        head_dim=int(value("attention.key_length", hidden // heads)),
+        head_dim=head_dim,
         max_position_embeddings=int(value("context_length")),
         # Stored as float32; the shortest decimal is what the model was trained with.
         rms_norm_eps=float(str(np.float32(value("attention.layer_norm_rms_epsilon")))),
@@ -114,8 +128,8 @@ def _config(metadata: dict[str, Any], tensors: dict[str, Any]) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
         tie_word_embeddings="output.weight" not in tensors,
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=tuple(dict.fromkeys(int(token) for token in eos if token is not None)),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_ids=tokenizer.eos_token_ids,
     )
 
 
@@ -128,8 +142,9 @@ def _rope_scaling(value: Any, tensors: dict[str, Any]) -> RopeScaling:
         factors = np.asarray(tensors["rope_freqs.weight"].data, np.float64)
         return RopeScaling("factors", factors=tuple(factors.tolist()))
     kind = value("rope.scaling.type", "none")
+    factor = float(value("rope.scaling.factor", value("rope.scale_linear", 1.0)))  # the second is the older name
+    if kind == "linear" or (kind == "none" and factor != 1.0):
+        return RopeScaling("linear", factor=factor)
     if kind == "none":
         return RopeScaling()
-    if kind == "linear":
-        return RopeScaling("linear", factor=float(value("rope.scaling.factor")))
     raise UnsupportedModelError(f"rope scaling {kind!r} is not supported")

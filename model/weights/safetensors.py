@@ -1,6 +1,7 @@
 """A Hugging Face folder as a `WeightSource`: config.json, one safetensors file or a sharded index, and a tokenizer."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ def open_safetensors(folder: Path) -> WeightSource:
     """
     from safetensors import safe_open
 
-    config = read_config(folder)
     files = _tensor_files(folder)
+    config = read_config(folder, has_head="lm_head.weight" in files)
+    tokenizer = spec_from_folder(folder, config.bos_token_id, config.eos_token_ids)
+    config = replace(config, bos_token_id=tokenizer.bos_token_id, eos_token_ids=tokenizer.eos_token_ids)
     handles: dict[str, Any] = {}
 
     def read(name: str) -> np.ndarray:
@@ -39,7 +42,7 @@ def open_safetensors(folder: Path) -> WeightSource:
             handles[file] = safe_open(str(folder / file), framework="numpy")
         return handles[file].get_tensor(name)
 
-    return WeightSource(config, spec_from_folder(folder, config.bos_token_id, config.eos_token_ids), read)
+    return WeightSource(config, tokenizer, read)
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:
@@ -59,41 +62,62 @@ def _tensor_files(folder: Path) -> dict[str, str]:
         return dict.fromkeys(handle.keys(), single.name)
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """The architecture of a Hugging Face folder. Raises UnsupportedModelError."""
-    raw = json.loads((folder / "config.json").read_text())
+def read_config(folder: Path, *, has_head: bool) -> ModelConfig:
+    """The architecture of a Hugging Face folder, written by any version of transformers.
+
+    Args:
+        folder: where config.json and perhaps generation_config.json are.
+        has_head: whether the files hold an output table; decides where `tie_word_embeddings` is left out.
+
+    Raises:
+        UnsupportedModelError: not one of the architectures here, or an option that is not implemented.
+    """
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     names = raw.get("architectures") or ["(none)"]
     if names[0] not in ARCHITECTURES:
         raise UnsupportedModelError(f"architecture {names[0]!r} is not supported; known: {', '.join(ARCHITECTURES)}")
+    architecture = ARCHITECTURES[names[0]]
+    _refuse_options(raw, architecture)
+    try:
+        return _config(folder, raw, architecture, has_head)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(f"{folder.name}/config.json lacks or has an unexpected {error}") from error
+
+
+def _refuse_options(raw: dict[str, Any], architecture: str) -> None:
     if raw.get("quantization_config"):
         raise UnsupportedModelError("quantised safetensors checkpoints are not supported")
     if raw.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(f"activation {raw['hidden_act']!r} is not supported")
     if raw.get("mlp_bias"):
         raise UnsupportedModelError("mlp_bias is not supported")
-    architecture = ARCHITECTURES[names[0]]
-    if architecture in ("llama", "mistral", "qwen3") and raw.get("attention_bias"):
+    if architecture != "qwen2" and raw.get("attention_bias"):
         raise UnsupportedModelError("attention_bias is not supported for this architecture")
+
+
+def _config(folder: Path, raw: dict[str, Any], architecture: str, has_head: bool) -> ModelConfig:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    heads = raw["num_attention_heads"]
+    heads = int(raw["num_attention_heads"])
     bos, eos = _token_ids(folder, raw)
+    tied = raw.get("tie_word_embeddings")
+    head_dim = raw.get("head_dim") or (128 if architecture == "qwen3" else raw["hidden_size"] // heads)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=raw["vocab_size"],
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw["intermediate_size"],
-        num_layers=raw["num_hidden_layers"],
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=int(raw["hidden_size"]),
+        intermediate_size=int(raw["intermediate_size"]),
+        num_layers=int(raw["num_hidden_layers"]),
         num_heads=heads,
-        num_kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-        max_position_embeddings=raw["max_position_embeddings"],
-        rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_dim=int(head_dim),
+        max_position_embeddings=int(raw["max_position_embeddings"]),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
         rope_scaling=_rope_scaling(rope),
         sliding_window=_sliding_window(raw, architecture),
         qkv_bias=architecture == "qwen2",
         qk_norm=architecture == "qwen3",
-        tie_word_embeddings=raw.get("tie_word_embeddings", architecture == "qwen2"),
+        tie_word_embeddings=(not has_head) if tied is None else bool(tied),
         bos_token_id=bos,
         eos_token_ids=eos,
     )
@@ -109,18 +133,28 @@ def _token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int | None, tuple[int
 
 
 def _sliding_window(raw: dict[str, Any], architecture: str) -> int | None:
-    if architecture in ("qwen2", "qwen3") and not raw.get("use_sliding_window"):
-        return None
+    """The window that all layers share. Qwen slides in the layers from `max_window_layers` on, and only if told to."""
     window = raw.get("sliding_window")
-    layers = raw.get("layer_types") or []
-    if window and len(set(layers)) > 1:
-        raise UnsupportedModelError("a mix of sliding and full attention layers is not supported yet")
-    if layers and set(layers) == {"full_attention"}:
+    if not window or architecture == "llama":
         return None
-    return window or None
+    if architecture == "mistral":
+        return int(window)
+    if not raw.get("use_sliding_window"):
+        return None
+    layers = int(raw["num_hidden_layers"])
+    first = int(raw.get("max_window_layers", 28))
+    kinds = set(raw.get("layer_types") or [])
+    kinds = kinds or {"sliding_attention" if layer >= first else "full_attention" for layer in range(layers)}
+    if len(kinds) > 1:
+        raise UnsupportedModelError("a mix of sliding and full attention layers is not supported yet")
+    return int(window) if kinds == {"sliding_attention"} else None
 
 
 def _rope_scaling(rope: dict[str, Any]) -> RopeScaling:
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise UnsupportedModelError("rotary parameters that differ from layer to layer are not supported")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError("partial_rotary_factor is not supported")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return RopeScaling()

@@ -1,0 +1,109 @@
+"""uvicorn's HTTP/1.1 connection with limits that it lacks: on the size, number and time of headers. Given to uvicorn by
+`api/serve.py`.
+
+The parser (llhttp, strict) refuses ambiguous framing itself: both Content-Length and Transfer-Encoding, two lengths, a
+signed length, bad chunks (RFC 9112, 6.3 and 7.1). Here such a connection gets one answer in our envelope and is closed.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.protocol.errors import ApiError
+from api.refusals import headers_too_large, malformed_http, raw_response, too_slow
+
+MAX_HEADER_BYTES = 64 << 10
+MAX_HEADERS = 128
+HEADER_TIMEOUT_SECS = 20.0
+
+
+class _HeadersTooLarge(Exception):
+    """Stops the parser."""
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._reads_headers = True
+        self._header_bytes = 0
+        self._fed_bytes = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        super().connection_made(transport)
+        self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_header_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._reads_headers and not self.transport.is_closing():
+            # An unfinished header line is kept by the parser, unseen by `on_header`: count what it was fed.
+            self._fed_bytes += len(data)
+            if self._fed_bytes > MAX_HEADER_BYTES:
+                self._refuse(headers_too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._reads_headers = True
+        self._header_bytes = self._fed_bytes = 0
+        if self._header_timer is None:
+            self._start_header_timer()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        if len(self.headers) >= MAX_HEADERS:
+            raise _HeadersTooLarge
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._reads_headers = False
+        self._stop_header_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser has given up."""
+        too_large = self._header_bytes > MAX_HEADER_BYTES or len(self.headers or ()) >= MAX_HEADERS
+        self._refuse(headers_too_large() if too_large else malformed_http())
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise _HeadersTooLarge
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer, unless an answer is under way already, and close."""
+        self._stop_header_timer()
+        cycle: Any = self.cycle
+        is_answering = cycle is not None and cycle.response_started and not cycle.response_complete
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if not is_answering:
+            self.transport.write(raw_response(error))
+        self.transport.close()
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_SECS, self._header_time_out)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _header_time_out(self) -> None:
+        self._header_timer = None
+        if not self._reads_headers or self.transport.is_closing():
+            return
+        if self._fed_bytes:
+            self._refuse(too_slow("headers"))
+        else:
+            self.transport.close()

@@ -1,0 +1,101 @@
+"""Routes for operators and monitors: /health, /ready, /metrics, /version, /server_info, /openapi.json.
+
+Registered by `api/app.py`. None of them needs a model, so that they answer while it is being loaded.
+"""
+
+import platform
+import time
+from functools import cache
+from importlib import metadata
+
+from quart import Quart, Response, jsonify, request
+
+from api import refusals
+from api.server_state import ServerState
+from api.version import VERSION
+
+RETRY_AFTER_SECS = 2
+REPORTED_PACKAGES = ("jax", "jaxlib", "flax", "quart", "uvicorn", "tokenizers", "pydantic")
+
+
+def register(app: Quart, server: ServerState) -> None:
+    """Add the routes to `app`."""
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Whether the process answers at all."""
+        return jsonify({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Whether a generation request would be answered soon."""
+        reason = server.not_ready_reason()
+        if reason is not None:
+            raise refusals.not_ready(reason, RETRY_AFTER_SECS)
+        return jsonify({"status": "ready"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """A Prometheus scrape."""
+        body, content_type = server.metrics.render(request.headers.get("Accept", ""))
+        return Response(body, content_type=content_type)
+
+    @app.get("/version")
+    async def version() -> Response:
+        """The server's version."""
+        return jsonify({"version": VERSION})
+
+    @app.get("/server_info")
+    async def server_info() -> Response:
+        """What runs here, and how it is configured; no keys."""
+        return jsonify(_server_info(server))
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        """The OpenAPI description."""
+        return jsonify(_openapi())
+
+
+@cache
+def _versions() -> dict[str, str]:
+    versions = {"twinmesh": VERSION, "python": platform.python_version()}
+    for name in REPORTED_PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@cache
+def _openapi() -> dict[str, object]:
+    from api.protocol.openapi import build
+
+    return dict(build())
+
+
+def _server_info(server: ServerState) -> dict[str, object]:
+    info: dict[str, object] = {
+        "versions": _versions(),
+        "model": server.model_name or None,
+        "device": server.facts.device or None,
+        "ready": server.is_ready(),
+        "not_ready_reason": server.not_ready_reason(),
+        "uptime_seconds": round(time.monotonic() - server.started_at, 3),
+        "open_requests": server.num_open_requests,
+        "config": server.config.redacted(),
+    }
+    info |= {section: dict(values) for section, values in server.facts.details.items()}
+    if server.is_attached:
+        stats = server.engine.stats()
+        info["engine"] = {
+            "state": stats.state.value,
+            "steps": stats.steps,
+            "compilations": stats.compilations,
+            "warm_up_compilations": stats.warm_up_compilations,
+            "requests_running": stats.scheduler.num_running,
+            "requests_waiting": stats.scheduler.num_waiting,
+            "kv_pages_in_use": stats.scheduler.pages_in_use,
+            "kv_pages": stats.scheduler.num_pages,
+        }
+    return info
