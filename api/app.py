@@ -1,15 +1,15 @@
 """Puts the Quart application together: routes, error handlers, the edge around them. Called by `api/serve.py` and by tests."""
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 from quart import Quart, Response, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from api import refusals
 from api.auth import Authenticator
-from api.edge import Edge
+from api.edge import AsgiApp, Edge
 from api.logs import get_logger
 from api.protocol.errors import ApiError, InvalidRequestError
 from api.request_context import request_context
@@ -19,11 +19,17 @@ from api.server_state import ServerState
 logger = get_logger("api.app")
 
 
-def create_app(state: ServerState, client_keys: Iterable[str] | None = None) -> Quart:
+Register = Callable[[Quart, ServerState], None]
+
+
+def create_app(
+    state: ServerState, client_keys: Iterable[str] | None = None, routes: Sequence[Register] | None = None
+) -> Quart:
     """The application of one server.
 
     Args:
         state: what the routes share. client_keys: by default those of the configuration, without the key file's.
+        routes: what registers the routes that need a model; by default all of `api/routes/`.
     """
     app = Quart("twinmesh", static_folder=None, template_folder=None)
     app.url_map.strict_slashes = True
@@ -34,8 +40,8 @@ def create_app(state: ServerState, client_keys: Iterable[str] | None = None) -> 
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.json.compact = True  # type: ignore[attr-defined]
-    operations.register(app, state)
-    _register_generation_routes(app, state)
+    for register in (operations.register, *(model_routes() if routes is None else routes)):
+        register(app, state)
     _register_error_handlers(app)
 
     @app.before_serving
@@ -45,16 +51,17 @@ def create_app(state: ServerState, client_keys: Iterable[str] | None = None) -> 
     admin_keys = [key.get_secret_value() for key in state.config.admin_keys]
     if client_keys is None:
         client_keys = [key.get_secret_value() for key in state.config.api_keys]
-    edge = Edge(app, app.asgi_app, state, Authenticator(client_keys, admin_keys))
+    inner = cast(AsgiApp, app.asgi_app)
+    edge = Edge(app, inner, state, Authenticator(client_keys, admin_keys))
     app.asgi_app = edge  # type: ignore[method-assign, assignment]
     return app
 
 
-def _register_generation_routes(app: Quart, state: ServerState) -> None:
+def model_routes() -> Sequence[Register]:
+    """What registers the routes that need a model."""
     from api.routes import chat, completions, models, tokenize
 
-    for module in (chat, completions, models, tokenize):
-        module.register(app, state)
+    return chat.register, completions.register, models.register, tokenize.register
 
 
 def _register_error_handlers(app: Quart) -> None:

@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
             raise ConfigError(f"line {key_node.start_mark.line + 1}: a key must be text, not {key!r}")
         if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
@@ -48,7 +48,7 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = Fal
         seen.add(key)
     loader.flatten_mapping(node)
     return {
-        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True)  # type: ignore[no-untyped-call]
+        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True)
         for key, value in node.value
     }
 
@@ -62,7 +62,7 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, origin: str) -> Any:
     """Plain values. Raises ConfigError, which names `origin` and the line but quotes nothing."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
+        return yaml.load(text, Loader=_Loader)
     except ConfigError as error:
         raise ConfigError(f"{origin}, {error}") from None
     except yaml.MarkedYAMLError as error:
@@ -173,8 +173,10 @@ def check_keys(values: Mapping[str, Any], origin: str, section: type[BaseModel] 
 def _check_items(values: list[Any], origin: str, annotation: Any, path: str) -> None:
     """The same for a list of sections."""
     section = _section_of(get_args(annotation)[0])
-    for index, item in enumerate(values if section is not None else ()):
-        for key in item if isinstance(item, Mapping) and section is not None else ():
+    if section is None:
+        return
+    for index, item in enumerate(values):
+        for key in item if isinstance(item, Mapping) else ():
             if key not in section.model_fields:
                 known = [f"{path}.{index}.{name}" for name in section.model_fields]
                 raise ConfigError(f"{origin}: {_unknown(f'{path}.{index}.{key}', known)}")

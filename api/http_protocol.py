@@ -27,8 +27,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._reads_headers = True
-        self._header_bytes = 0
-        self._fed_bytes = 0
+        self._made_progress = False
+        self._header_bytes = self._unparsed_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
         super().connection_made(transport)
         self._start_header_timer()
@@ -40,19 +40,30 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._made_progress = False
         super().data_received(data)
-        if self._reads_headers and not self.transport.is_closing():
-            # An unfinished header line is kept by the parser, unseen by `on_header`: count what it was fed.
-            self._fed_bytes += len(data)
-            if self._fed_bytes > MAX_HEADER_BYTES:
-                self._refuse(headers_too_large())
+        if self._made_progress or self.transport.is_closing():
+            return
+        # A header or trailer line that never ends is kept by the parser, unseen by `on_header`: count what it was fed.
+        self._unparsed_bytes += len(data)
+        if self._unparsed_bytes > MAX_HEADER_BYTES:
+            self._refuse(headers_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._progress()
         self._reads_headers = True
-        self._header_bytes = self._fed_bytes = 0
+        self._header_bytes = 0
         if self._header_timer is None:
             self._start_header_timer()
+
+    def on_body(self, body: bytes) -> None:
+        self._progress()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._progress()
+        super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -65,6 +76,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._progress()
         self._reads_headers = False
         self._stop_header_timer()
         super().on_headers_complete()
@@ -73,6 +85,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """The parser has given up."""
         too_large = self._header_bytes > MAX_HEADER_BYTES or len(self.headers or ()) >= MAX_HEADERS
         self._refuse(headers_too_large() if too_large else malformed_http())
+
+    def _progress(self) -> None:
+        self._made_progress = True
+        self._unparsed_bytes = 0
 
     def _count(self, size: int) -> None:
         self._header_bytes += size
@@ -103,7 +119,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_timer = None
         if not self._reads_headers or self.transport.is_closing():
             return
-        if self._fed_bytes:
+        if self._unparsed_bytes or self._header_bytes:
             self._refuse(too_slow("headers"))
         else:
             self.transport.close()

@@ -54,7 +54,7 @@ def configure(level: str = "info", output_format: str = "auto", stream: TextIO |
     else:
         colours = (stream or sys.stderr).isatty()
         final += [_escape_control_characters, structlog.dev.ConsoleRenderer(colors=colours)]
-    handler = logging.StreamHandler(stream or _Stderr())  # type: ignore[arg-type]
+    handler = logging.StreamHandler(stream or _Stderr())
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=final))
     root = logging.getLogger()
     for old in list(root.handlers):
@@ -94,7 +94,7 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 def describe_exception(error: BaseException, keep_message: bool) -> str:
     """Type and frames of an exception and of what caused it; its message only if asked for."""
-    parts = []
+    parts: list[str] = []
     current: BaseException | None = error
     while current is not None and len(parts) < 5:
         frames = "".join(traceback.format_tb(current.__traceback__))

@@ -4,6 +4,7 @@ ModelError
 ├── ModelNotFoundError     the name is neither built in, nor a file or folder, nor a reachable id
 ├── UnsupportedModelError  an architecture, tensor type, tokenizer or option that is not implemented
 ├── ChecksumError          a download is not what it should be
+├── DamagedCheckpointError a converted checkpoint with files missing or cut short
 ├── OfflineError           a download is needed and cannot be had
 └── MeshError              (`model/mesh.py`) a mesh that cannot be built here
 """
@@ -23,6 +24,10 @@ class UnsupportedModelError(ModelError):
 
 class ChecksumError(ModelError):
     """A download whose SHA-256 is not the expected one."""
+
+
+class DamagedCheckpointError(ModelError):
+    """A converted checkpoint that was not written to its end, or was changed since. One in the cache is made again."""
 
 
 class OfflineError(ModelError):

@@ -1,11 +1,13 @@
 """Text to ids and back, on the `tokenizers` library; built from a GGUF header or a Hugging Face folder.
 
-`api/` encodes prompts and takes tokens apart into bytes. Text that a user types is never parsed for special tokens
-unless asked for: it goes through a second instance that treats their spelling as ordinary text.
+`api/` encodes prompts and takes tokens apart into bytes. The library is told to take the spelling of special tokens as
+ordinary text; where it should mean the token, the text is cut there first. BPE never merges across a special token, so
+the ids are those that the library would give.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -130,15 +132,11 @@ def _byte_of_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def _without_first_space(json_text: str) -> tokenizers.Tokenizer | None:
-    """For vocabularies that put a space before the first word of a whole text only: an instance that puts none."""
-    parsed = json.loads(json_text)
+def _first_space_rule(parsed: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of a `tokenizer.json` that put a space before the first word of a whole text only; may be changed."""
     pre = parsed.get("pre_tokenizer") or {}
     steps = pre["pretokenizers"] if pre.get("type") == "Sequence" else [pre]
-    first = [step for step in steps if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"]
-    for step in first:
-        step["prepend_scheme"] = "never"
-    return tokenizers.Tokenizer.from_str(json.dumps(parsed)) if first else None
+    return [step for step in steps if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"]
 
 
 class Tokenizer:
@@ -152,25 +150,45 @@ class Tokenizer:
 
     def __init__(self, spec: TokenizerSpec):
         self.spec = spec
-        self._parsing = tokenizers.Tokenizer.from_str(spec.json_text)
-        self._literal = tokenizers.Tokenizer.from_str(spec.json_text)
-        self._continuing = _without_first_space(spec.json_text) or self._literal
-        for instance in (self._literal, self._continuing):
-            instance.encode_special_tokens = True
-        for instance in (self._parsing, self._literal, self._continuing):
-            instance.no_truncation()
-            instance.no_padding()
-        vocabulary = self._parsing.get_vocab(with_added_tokens=True)
-        self._added = {int(i): token for i, token in self._parsing.get_added_tokens_decoder().items()}
+        self._literal = self._instance(spec.json_text)
+        parsed = json.loads(spec.json_text)
+        self._continuing = self._literal
+        if steps := _first_space_rule(parsed):
+            for step in steps:
+                step["prepend_scheme"] = "never"
+            self._continuing = self._instance(json.dumps(parsed))
+        vocabulary = self._literal.get_vocab(with_added_tokens=True)
+        self._added = {int(i): token for i, token in self._literal.get_added_tokens_decoder().items()}
         self._text_of = {token_id: text for text, token_id in vocabulary.items()}
         self.vocab_size = max(self._text_of) + 1
         self.special_tokens = {token.content: i for i, token in sorted(self._added.items()) if token.special}
         self._special_ids = frozenset(self.special_tokens.values())
+        self._special = self._special_pattern()
         self.bos_token_id = spec.bos_token_id
         self.eos_token_ids = spec.eos_token_ids
         self.chat_template = spec.chat_template
         self.strips_leading_space = spec.strips_leading_space
         self._byte_of = _byte_of_character()
+
+    @staticmethod
+    def _instance(json_text: str) -> tokenizers.Tokenizer:
+        instance = tokenizers.Tokenizer.from_str(json_text)
+        instance.encode_special_tokens = True  # their spelling is ordinary text to it
+        instance.no_truncation()
+        instance.no_padding()
+        return instance
+
+    def _special_pattern(self) -> re.Pattern[str]:
+        """Matches a special token's spelling, as its only group, and the white space that it swallows."""
+        kinds: dict[tuple[bool, bool], list[str]] = {}
+        for text, token_id in self.special_tokens.items():
+            token = self._added[token_id]
+            kinds.setdefault((token.lstrip, token.rstrip), []).append(text)
+        parts = []
+        for (left, right), texts in kinds.items():
+            spelling = "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
+            parts.append(f"{r'\s*' if left else ''}(?:{spelling}){r'\s*' if right else ''}")
+        return re.compile("|".join(parts) if parts else r"(?!)")
 
     @cached_property
     def digest(self) -> str:
@@ -186,7 +204,7 @@ class Tokenizer:
             text: any text; a lone surrogate is refused.
             parse_special: whether the spelling of a special token means that token.
             add_bos: whether to start with the start token; None for what the model expects.
-            continues: the text comes after a special token; only literal text can.
+            continues: the text comes after a special token (of use without `parse_special`).
 
         Raises:
             ValueError: the text is not encodable as UTF-8.
@@ -195,12 +213,29 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError("the text contains a lone surrogate") from error
-        instance = self._parsing if parse_special else self._continuing if continues else self._literal
-        ids = instance.encode(text, add_special_tokens=False).ids
+        ids = self._encode_special(text) if parse_special else self._encode_literal(text, continues)
         wants_bos = self.spec.add_bos if add_bos is None else add_bos
         if wants_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids = [self.bos_token_id, *ids]
         return ids
+
+    def _encode_special(self, text: str) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        for match in self._special.finditer(text):
+            ids.extend(self._encode_literal(text[start : match.start()], continues=start > 0))
+            ids.append(self._id_of_match(match[0]))
+            start = match.end()
+        ids.extend(self._encode_literal(text[start:], continues=start > 0))
+        return ids
+
+    def _id_of_match(self, matched: str) -> int:
+        token_id = self.special_tokens.get(matched)
+        return self.special_tokens[matched.strip()] if token_id is None else token_id
+
+    def _encode_literal(self, text: str, continues: bool) -> list[int]:
+        instance = self._continuing if continues else self._literal
+        return instance.encode(text, add_special_tokens=False).ids if text else []
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD."""
@@ -224,11 +259,6 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """A token as the vocabulary spells it; an unused id's is empty."""
         return self._text_of.get(token_id, "")
-
-    def strips(self, special: str) -> tuple[bool, bool]:
-        """Whether a special token swallows the white space before and after it."""
-        token = self._added[self.special_tokens[special]]
-        return token.lstrip, token.rstrip
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token structures a conversation and is left out of answers."""

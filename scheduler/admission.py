@@ -4,16 +4,15 @@ A request starts when it has a slot and pages for all tokens it knows, so that t
 other. The head of the queue is never skipped for a smaller request behind it.
 """
 
-from collections.abc import Callable
-
 from scheduler.config import SchedulerConfig
 from scheduler.pages import PagePool, chain_digest, root_digest
 from scheduler.queues import QueuePolicy, WaitingQueue
 from scheduler.request import Request, RequestStatus
+from scheduler.running import RunningSet, wanted_tokens
 
 
 class Admission:
-    """Moves requests from waiting to running; owns the free slots. `admit` mutates, nothing blocks."""
+    """Moves requests from waiting to running. `admit` and `extend_digests` mutate; nothing blocks."""
 
     def __init__(
         self,
@@ -21,10 +20,8 @@ class Admission:
         pages: PagePool,
         policy: QueuePolicy,
         waiting: WaitingQueue,
-        running: list[Request],
-        put_back: Callable[[Request], None],
+        running: RunningSet,
     ):
-        self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._config = config
@@ -32,18 +29,23 @@ class Admission:
         self._policy = policy
         self._waiting = waiting
         self._running = running
-        self._put_back = put_back
 
     def admit(self, now: float) -> None:
         """Start waiting requests in order until one does not fit, or would get no token in this step."""
-        while (head := self._waiting.peek()) is not None:
-            if self._budget_for(head) <= 0:
+        head = self._waiting.peek()
+        if head is None or not self._can_have_slot(head):
+            return
+        spare = self._config.max_num_batched_tokens - sum(map(wanted_tokens, self._running.requests))
+        while head is not None and self._can_have_slot(head):
+            if spare <= 0 and self._budget_for(head) <= 0:
                 return
             cached = self._cached_prefix(head)
-            missing = self._num_pages(head) - len(cached)
-            if not self._fits(head, cached, missing) and not self._make_room(head, cached, missing):
+            missing = -(-head.num_known_tokens // self._config.page_size) - len(cached)
+            if not self._fits(head, cached, missing) and not self._make_room(head, cached, missing, now):
                 return
-            self._start(self._waiting.pop(), cached, missing, now)
+            self._start(head, cached, missing, now)
+            spare -= wanted_tokens(head)
+            head = self._waiting.peek()
 
     def extend_digests(self, request: Request, count: int) -> None:
         """Make sure that the chain digests of the request's first `count` full pages are known."""
@@ -54,72 +56,105 @@ class Admission:
             start = len(digests) * size
             digests.append(chain_digest(parent, request.tokens(start, start + size)))
 
-    def _budget_for(self, head: Request) -> int:
-        """Tokens left for `head` when decoding requests have one each and more important ones all they want."""
-        key = self._policy.running_key(head)
-        budget = self._config.max_num_batched_tokens
-        for request in self._running:
-            wants = request.num_uncomputed_tokens
-            budget -= wants if wants < 2 or self._policy.running_key(request) < key else 1
-        return budget
+    def _can_have_slot(self, head: Request) -> bool:
+        return bool(self._running.free_slots) or any(
+            self._policy.may_evict(head, request) for request in self._running.requests
+        )
 
-    def _num_pages(self, request: Request) -> int:
-        return -(-request.num_known_tokens // self._config.page_size)
+    def _budget_for(self, head: Request) -> int:
+        """Tokens left for `head` when the more urgent have all they want, and the others no more than one each."""
+        urgency = self._running.urgency(head)
+        budget = self._config.max_num_batched_tokens
+        for request in self._running.requests:
+            if self._policy.may_evict(head, request):
+                continue  # `head` may have this one's place
+            wants = wanted_tokens(request)
+            budget -= wants if wants < 2 or self._running.urgency(request) < urgency else 1
+        return budget
 
     def _cached_prefix(self, request: Request) -> list[int]:
         """Pages of the longest cached prefix; at least one token is always left to compute."""
-        if not (self._config.enable_prefix_reuse and request.read_prefix_cache):
+        if not self._reads_cache(request):
             return []
         count = (request.num_known_tokens - 1) // self._config.page_size
         self.extend_digests(request, count)
         return self._pages.find(request.page_digests[:count])
 
+    def _reads_cache(self, request: Request) -> bool:
+        return self._config.enable_prefix_reuse and request.read_prefix_cache
+
     def _headroom(self, head: Request) -> int:
-        """A page for each running request that `head` may not evict: else the next step would put `head` back."""
-        return sum(not self._policy.may_evict(head, request) for request in self._running)
+        """A page for each running request that will want one and that `head` may not evict.
+
+        Without it the next step would put `head` back, and all that it computed would be lost.
+        """
+        return sum(
+            self._may_grow(request) and not self._policy.may_evict(head, request) for request in self._running.requests
+        )
+
+    def _may_grow(self, request: Request) -> bool:
+        last = len(request.prompt_token_ids) + request.max_new_tokens - 1
+        return last > len(request.page_ids) * self._config.page_size
 
     def _fits(self, head: Request, cached: list[int], missing: int) -> bool:
-        available = self._pages.num_available - self._pages.num_cached(cached)
-        return bool(self.free_slots) and missing + self._headroom(head) <= available
+        spare = self._pages.num_available - self._pages.num_cached(cached) - missing
+        if not self._running.free_slots or spare < 0:
+            return False
+        return spare >= len(self._running) or spare >= self._headroom(head)
 
-    def _make_room(self, head: Request, cached: list[int], missing: int) -> bool:
+    def _make_room(self, head: Request, cached: list[int], missing: int, now: float) -> bool:
         """Put back as few less important requests as let `head` run; none if that is not enough.
 
         Returns whether `head` fits now. Pages that a step in flight may touch come back only when it ends, so that
         `head` may have to wait for the next plan.
         """
-        evictable = [request for request in self._running if self._policy.may_evict(head, request)]
-        if not evictable:
+        evictable = [request for request in self._running.requests if self._policy.may_evict(head, request)]
+        slots = 1 - len(self._running.free_slots)
+        pages = missing + self._headroom(head) - (
+            self._pages.num_available + self._pages.num_quarantined - self._pages.num_unheld(cached)
+        )
+        if not evictable or pages > sum(len(request.page_ids) for request in evictable):
             return False
-        evictable.sort(key=self._policy.running_key)
-        wanted = missing + self._headroom(head)
-        pages = self._pages.num_available + self._pages.num_quarantined - self._pages.num_cached(cached)
-        slots = len(self.free_slots)
-        victims: list[Request] = []
-        kept = set(cached)
-        while (slots < 1 or pages < wanted) and evictable:
-            victim = evictable.pop()
-            victims.append(victim)
-            slots += 1
-            pages += sum(self._pages.num_references(page) == 1 and page not in kept for page in victim.page_ids)
-        if slots < 1 or pages < wanted:
-            return False
+        evictable.sort(key=self._policy.eviction_key, reverse=True)
+        victims = self._choose_victims(evictable, slots, pages, set(cached))
         for victim in victims:
-            self._put_back(victim)
-        return self._fits(head, cached, missing)
+            self._running.put_back(victim, now)
+        return bool(victims) and self._fits(head, cached, missing)
+
+    def _choose_victims(self, evictable: list[Request], slots: int, pages: int, kept: set[int]) -> list[Request]:
+        """The first of `evictable` that free so many slots and pages, less those that prove not to be needed."""
+        victims: list[Request] = []
+        while len(victims) < slots or self._num_freed(victims, kept) < pages:
+            if len(victims) == len(evictable):
+                return []
+            victims.append(evictable[len(victims)])
+        for victim in reversed(victims):
+            rest = [other for other in victims if other is not victim]
+            if len(rest) >= slots and self._num_freed(rest, kept) >= pages:
+                victims = rest
+        return victims
+
+    def _num_freed(self, victims: list[Request], kept: set[int]) -> int:
+        """Pages that nobody would hold any more; pages shared among the victims only count too."""
+        claims: dict[int, int] = {}
+        for victim in victims:
+            for page in victim.page_ids:
+                claims[page] = claims.get(page, 0) + 1
+        return sum(
+            page not in kept and count == self._pages.num_references(page) for page, count in claims.items()
+        )
 
     def _start(self, request: Request, cached: list[int], missing: int, now: float) -> None:
-        self._pages.share(cached)
-        request.page_ids = cached + self._pages.allocate(missing)
-        request.slot = self.free_slots.pop()
-        num_cached = len(cached) * self._config.page_size
-        request.num_computed_tokens = num_cached
-        request.num_registered_pages = len(cached)
+        request.admitted_key = self._waiting.key()
         request.admitted_at = now
+        # By id: a victim put back just now may stand level with `request`.
+        self._waiting.remove(request.request_id)
+        num_cached = len(cached) * self._config.page_size
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = num_cached
-            if self._config.enable_prefix_reuse and request.read_prefix_cache:
+            if self._reads_cache(request):
                 self.num_queried_tokens += request.num_prompt_tokens
                 self.num_hit_tokens += num_cached
-        request.status = RequestStatus.RUNNING
-        self._running.append(request)
+        self._pages.share(cached)
+        request.num_registered_pages = len(cached)
+        self._running.start(request, cached + self._pages.allocate(missing), num_cached)

@@ -2,10 +2,11 @@
 
 A page is in exactly one place: free (nothing worth keeping), cached (nobody holds it, but its content is indexed and may
 be shared again; least recently used goes first), held (reference count > 0), or in quarantine (nobody holds it, but a
-step in flight can still touch it).
+step in flight can still touch it). A page in quarantine may be shared again if its content is indexed; it may not be
+handed out for new content before the step is committed.
 
-A full page is found again by a chained hash: BLAKE2b over the digest of the page before it, the salt and the page's
-tokens. 128 bits of a strong hash, so that two different prefixes do not meet.
+A full page is found again by a chained hash: BLAKE2b over the page's tokens, keyed with the digest of the page before
+it; the chain starts at a digest of the salt. 256 bits, so that nobody can make two prefixes meet on purpose.
 """
 
 from array import array
@@ -15,7 +16,7 @@ from hashlib import blake2b
 
 from scheduler.errors import InvariantError
 
-DIGEST_BYTES = 16
+DIGEST_BYTES = 32
 
 
 def root_digest(salt: str | None) -> bytes:
@@ -45,8 +46,10 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
-        self._quarantine: dict[int, list[int]] = {}
+        self._last_touch: dict[int, int] = {}
+        self._touched_by: dict[int, list[int]] = {}
         self._num_quarantined = 0
+        self._committed_step = 0
 
     @property
     def num_available(self) -> int:
@@ -99,7 +102,7 @@ class PagePool:
                 if page in self._cached:
                     del self._cached[page]
                 else:
-                    self._leave_quarantine(page)
+                    self._num_quarantined -= 1
             self._references[page] += 1
 
     def register(self, page: int, digest: bytes) -> None:
@@ -108,36 +111,36 @@ class PagePool:
             self._page_of[digest] = page
             self._digest_of[page] = digest
 
-    def release(self, pages: Sequence[int], until_step: int | None = None) -> None:
-        """Drop one reference to each page, given in order of position.
+    def release(self, pages: Sequence[int], last_step: int = 0) -> None:
+        """Drop one reference to each page, given in order of position; `last_step` is the last step that had them.
 
-        Pages without a reference become cached or free, or wait for the commit of `until_step` if that is given.
+        Pages without a reference become cached or free, once every step that had them is committed.
         """
+        in_flight = last_step > self._committed_step
         # Deepest page first, so that of one chain the tail is evicted before the head that it needs.
         for page in reversed(pages):
             self._references[page] -= 1
             if self._references[page] < 0:
                 raise InvariantError(f"page {page} was released more often than held")
+            # Noted for pages that others hold too: they may let go before the step ends.
+            if in_flight and self._last_touch.get(page, 0) < last_step:
+                self._last_touch[page] = last_step
+                self._touched_by.setdefault(last_step, []).append(page)
             if self._references[page] == 0:
-                if until_step is None:
-                    self._rest(page)
-                else:
-                    self._quarantine.setdefault(until_step, []).append(page)
+                if page in self._last_touch:
                     self._num_quarantined += 1
+                else:
+                    self._rest(page)
 
     def end_quarantine(self, step: int) -> None:
-        """A step has been committed: pages that waited for it can be used again."""
-        for page in self._quarantine.pop(step, ()):
-            self._num_quarantined -= 1
-            self._rest(page)
-
-    def _leave_quarantine(self, page: int) -> None:
-        for pages in self._quarantine.values():
-            if page in pages:
-                pages.remove(page)
-                self._num_quarantined -= 1
-                return
-        raise InvariantError(f"page {page} has no reference and is nowhere")
+        """A step has been committed, and so have all before it: pages that waited for it can be used again."""
+        self._committed_step = step
+        for page in self._touched_by.pop(step, ()):
+            if self._last_touch[page] == step:
+                del self._last_touch[page]
+                if self._references[page] == 0:
+                    self._num_quarantined -= 1
+                    self._rest(page)
 
     def _rest(self, page: int) -> None:
         if page in self._digest_of:
@@ -153,12 +156,14 @@ class PagePool:
     def check(self) -> None:
         """Raise InvariantError unless every page is in exactly one place and the index is consistent."""
         held = [page for page in range(1, self.num_pages + 1) if self._references[page] > 0]
-        quarantined = [page for pages in self._quarantine.values() for page in pages]
+        quarantined = [page for page in self._last_touch if self._references[page] == 0]
         everywhere = sorted([*self._free, *self._cached, *held, *quarantined])
         if everywhere != list(range(1, self.num_pages + 1)):
             raise InvariantError("a page is lost, or in two places")
         if self._num_quarantined != len(quarantined):
             raise InvariantError("the number of quarantined pages is off")
+        if any(step <= self._committed_step for step in self._touched_by):
+            raise InvariantError("pages wait for a step that is committed already")
         if any(page not in self._digest_of for page in self._cached) or any(p in self._digest_of for p in self._free):
             raise InvariantError("cached pages must be indexed, free ones must not")
         if {page: digest for digest, page in self._page_of.items()} != self._digest_of:

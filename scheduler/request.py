@@ -52,6 +52,8 @@ class Request:
         attempt: raised at each preemption, so that results of an earlier attempt are recognisably stale.
         num_preemptions: how often it was put back.
         sequence: order of being added; breaks ties. admitted_at: when it last started to run.
+        queued_at: when it was added, moved forward by all the time that it ran, so that `now - queued_at` of a waiting
+            request is the time that it has waited. admitted_key: the queue's key for it when it last started.
         page_digests: chain digests of its full pages, as far as they were needed. num_registered_pages: how many of
             them are known to the prefix index. last_step: id of the last step that it was planned in.
     """
@@ -79,6 +81,8 @@ class Request:
     num_preemptions: int = field(default=0, init=False)
     sequence: int = field(default=0, init=False)
     admitted_at: float = field(default=0.0, init=False)
+    queued_at: float = field(default=0.0, init=False)
+    admitted_key: float = field(default=0.0, init=False)
     page_digests: list[bytes] = field(default_factory=list, init=False)
     num_registered_pages: int = field(default=0, init=False)
     last_step: int = field(default=0, init=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from api.generation.bridge import EventBridge
 from api.generation.choice import ChoiceRules, ChoiceStream
-from api.generation.detokenize import TokenPieces
+from api.generation.detokenize import TokenTables
 from api.metrics import Metrics, RequestMeter
 from api.protocol.errors import ApiError, InternalError, RequestTimeoutError, UnavailableError
 from api.server_state import RequestEngine
@@ -35,11 +35,11 @@ class Choice:
 
     __slots__ = ("index", "is_due", "meter", "prompt_index", "request_id", "stream")
 
-    def __init__(self, planned: PlannedChoice, pieces: TokenPieces, meter: RequestMeter):
+    def __init__(self, planned: PlannedChoice, tables: TokenTables, meter: RequestMeter):
         self.request_id = planned.request.request_id
         self.index = planned.rules.index
         self.prompt_index = planned.rules.prompt_index
-        self.stream = ChoiceStream(planned.rules, pieces)
+        self.stream = ChoiceStream(planned.rules, tables)
         self.meter = meter
         self.is_due = False
 
@@ -59,12 +59,12 @@ class GenerationCall:
         engine: RequestEngine,
         bridge: EventBridge,
         metrics: Metrics,
-        pieces: TokenPieces,
+        tables: TokenTables,
         interval: int | None,
     ):
         """`interval`: a choice is due after so many tokens (and its first); None when only the whole answer counts."""
         self.failure: ApiError | None = None
-        self.choices = [Choice(choice, pieces, metrics.meter(choice.request)) for choice in planned]
+        self.choices = [Choice(choice, tables, metrics.meter(choice.request)) for choice in planned]
         self._requests = [choice.request for choice in planned]
         self._engine = engine
         self._metrics = metrics

@@ -1,170 +1,235 @@
-"""One choice as it grows: engine events in, deltas of text and logprobs out. Used by `api/generation/call.py`.
+"""One choice of an answer: the engine's events of one request in, text and aligned logprobs out.
 
-Streamed and complete answers go through the same code, so their texts are equal by construction. A token's logprobs are
-released with the first character that it brings; those of tokens behind a stop string never are.
+Owned by a `GenerationCall`, fed on the event loop. It decides where the answer ends on account of its text (stop
+strings); where it ends on account of token ids or limits is the scheduler's decision.
+
+Rules that users may rely on:
+- `completion_tokens` counts every token up to the one that ends the answer, which counts too.
+- An end-of-sequence or stop token has no text. Special tokens elsewhere have none either.
+- Stop strings are looked for only in text that is completed after the first `min_tokens` tokens.
+- With `echo`, a text prompt is returned as it was given, one of token ids as those ids decode; special tokens in it are
+  spelled out, but for a start token that the tokenizer put in front of a text.
 """
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from api.generation.detokenize import IncrementalDetokenizer
+from api.generation.alignment import AlignedToken, Alignment
+from api.generation.detokenize import Detokenizer, TokenPieces, TokenTables, unfinished_bytes
 from api.generation.stop_strings import StopMatcher
-from api.translate import GenerationTask
 from model.sampling import TokenLogprobs
-from model.tokenizer import Tokenizer
-from scheduler.plan import Event
-from scheduler.request import FinishReason
+from scheduler import Event, FinishReason
+
+# A character has at most 4 bytes, so this many of the last bytes of a prompt show whether it ends inside one.
+MAX_CHARACTER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class TokenEntry:
-    """A token of the answer, or of an echoed prompt, with its logprobs.
+class ChoiceRules:
+    """What a choice's text and logprobs depend on, as the request asked.
 
     Attributes:
-        text: the characters that this token completed. data: its bytes; empty for a special token.
-        offset: where its text starts, in characters from the start of the returned text.
-        logprobs: None for the first token of an echoed prompt.
+        index: the choice's index in the answer; prompt_index: which prompt of the call it belongs to.
+        prompt_token_ids: of that prompt.
+        echo_text: what the answer begins with, as it was given. None: nothing, or what `echo_token_ids` decode to.
+        echo_token_ids: tokens that the answer begins with, and that have logprobs if any have.
+        wants_logprobs: whether `AlignedToken`s are made.
+        stop_strings, min_tokens: see the module.
+        starts_text: whether the answer is a text of its own rather than the rest of one (see `TokenSource`).
     """
 
-    text: str
-    data: bytes
-    offset: int
-    logprobs: TokenLogprobs | None
+    index: int
+    prompt_index: int
+    prompt_token_ids: Sequence[int]
+    echo_text: str | None = None
+    echo_token_ids: Sequence[int] = ()
+    wants_logprobs: bool = False
+    stop_strings: tuple[str, ...] = ()
+    min_tokens: int = 0
+    starts_text: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """What came since the last delta. `finish_reason` is `stop` or `length`, on the last one only."""
+    """What a choice adds since the last `take`. `finish_reason` is set on the last one, and only then."""
 
-    text: str = ""
-    entries: list[TokenEntry] = field(default_factory=list)
-    finish_reason: str | None = None
+    text: str
+    tokens: tuple[AlignedToken, ...]
+    finish_reason: FinishReason | None
 
 
 class ChoiceStream:
-    """State of one choice. Lives on the event loop; `feed` is called for each event, `take` by the response.
+    """Mutable state of one choice. Not thread-safe; nothing blocks.
 
-    Attributes:
-        completion_tokens: tokens drawn up to the end that the client sees, end and stop tokens included.
-        num_cached_tokens: prompt tokens from the prefix cache.
-        error: set when the engine failed this request.
-        reason: why the choice ended, once it has.
+    Attributes, for reading:
+        num_tokens: completion tokens so far. num_unsent_tokens: those since the last `take`.
+        num_cached_tokens: prompt tokens that came from the prefix cache.
+        finish_reason: None while the answer may go on. error: the engine's message when that is `ERROR`.
+        stop_string: the stop string that ended the answer, if one did.
     """
 
-    def __init__(self, task: GenerationTask, tokenizer: Tokenizer, stream_interval: int, abort: Callable[[str], None]):
-        self.task = task
-        self.completion_tokens = 0
+    __slots__ = (
+        "_aligned",
+        "_alignment",
+        "_begun",
+        "_detokenizer",
+        "_matcher",
+        "_min_tokens",
+        "_parts",
+        "_prompt_logprobs",
+        "_rules",
+        "_tables",
+        "error",
+        "finish_reason",
+        "num_cached_tokens",
+        "num_tokens",
+        "num_unsent_tokens",
+        "stop_string",
+    )
+
+    def __init__(self, rules: ChoiceRules, tables: TokenTables):
+        self.num_tokens = 0
+        self.num_unsent_tokens = 0
         self.num_cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
         self.error: str | None = None
-        self.reason: FinishReason | None = None
-        self._tokenizer = tokenizer
-        self._interval = stream_interval
-        self._abort = abort
-        self._detokenizer = IncrementalDetokenizer()
-        self._stops = StopMatcher(task.stop)
-        self._decoded = 0  # characters decoded so far, held back or not
-        self._shown = 0  # characters released so far
-        self._unshown: deque[TokenEntry] = deque()
-        self._delta = Delta()
-        self._since_take = 0
-        self._taken_any = False
+        self.stop_string: str | None = None
+        self._rules = rules
+        self._tables = tables
+        strips = rules.starts_text and tables.strips_leading_space
+        self._detokenizer = Detokenizer(tables.pieces, strips_leading_space=strips and not rules.echo_token_ids)
+        self._matcher = StopMatcher(rules.stop_strings) if rules.stop_strings else None
+        self._min_tokens = rules.min_tokens
+        self._alignment = Alignment() if rules.wants_logprobs else None
+        self._parts: list[str] = []
+        self._aligned: list[AlignedToken] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
-        self._echoed = task.prompt_text is None
+        self._begun = False
+        if not rules.echo_token_ids:
+            self._detokenizer.decode(_unfinished_end(tables.pieces, rules.prompt_token_ids))
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing more will come."""
-        return self.reason is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a streamed response should send what has come: the first token, every interval, and the end."""
-        if self.is_finished:
-            return self._delta.finish_reason is not None or bool(self._delta.text or self._delta.entries)
-        return self._since_take >= (self._interval if self._taken_any else 1)
-
-    def feed(self, event: Event) -> None:
-        """Take in an engine event. Events after the end (of a choice that met a stop string) are ignored."""
-        if self.is_finished:
+    def push(self, event: Event) -> None:
+        """Take one event of this choice's request. Events after the end of the answer are ignored."""
+        if self.finish_reason is not None:
             return
-        self.num_cached_tokens = event.num_cached_tokens
-        if isinstance(event.prompt_logprobs, tuple):
-            self._prompt_logprobs.extend(event.prompt_logprobs)
-        if event.token_id is not None:
-            if not self._echoed:
-                self._echo()
-            self._add_token(event)
-        if event.finish_reason is not None and not self.is_finished:
-            self._finish(event)
+        if event.prompt_logprobs is not None:
+            self._prompt_logprobs.extend(event.prompt_logprobs)  # type: ignore[call-overload]
+        token_id = event.token_id
+        reason = event.finish_reason
+        if not self._begun and (token_id is not None or reason is not None):
+            self._begin(event)
+        if token_id is not None:
+            self.num_tokens += 1
+            self.num_unsent_tokens += 1
+            if self._alignment is not None:
+                self._add_aligned(token_id, event.logprobs, is_stop_token=reason is FinishReason.STOP)
+            elif reason is not FinishReason.STOP:
+                self._add_text(self._detokenizer.push(token_id))
+        if reason is not None and self.finish_reason is None:
+            self._finish(reason, event.error)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` would return text, tokens or the end."""
+        return bool(self._parts or self._aligned or self.finish_reason)
 
     def take(self) -> Delta:
-        """What has come since the last call; several tokens merge into one delta for a slow reader."""
-        delta, self._delta = self._delta, Delta()
-        self._since_take = 0
-        self._taken_any = True
+        """All that is new. Joining the deltas gives the answer, however often this is called."""
+        delta = Delta("".join(self._parts), tuple(self._aligned), self.finish_reason)
+        self._parts.clear()
+        self._aligned.clear()
+        self.num_unsent_tokens = 0
         return delta
 
-    def _add_token(self, event: Event) -> None:
-        token_id = event.token_id
-        assert token_id is not None
-        self.completion_tokens += 1
-        self._since_take += 1
-        is_stop = event.finish_reason is FinishReason.STOP
-        hidden = is_stop or self._tokenizer.is_special(token_id)
-        data = b"" if hidden else self._tokenizer.token_bytes(token_id)
-        text = self._detokenizer.feed(data) if data else ""
-        if self.task.logprobs is not None and not is_stop:
-            logprobs = event.logprobs if isinstance(event.logprobs, TokenLogprobs) else None
-            self._unshown.append(TokenEntry(text, data, self._decoded, logprobs))
-        self._decoded += len(text)
-        self._show(self._stops.feed(text, armed=self.completion_tokens >= self.task.min_tokens))
-        if self._stops.matched is not None:
-            self._abort(self.task.request.request_id)
-            self._end(FinishReason.STOP)
+    def _begin(self, event: Event) -> None:
+        """Before the first token, or at an end without one: what is to be echoed."""
+        self._begun = True
+        self.num_cached_tokens = event.num_cached_tokens
+        rules = self._rules
+        if rules.echo_token_ids:
+            self._echo_tokens(rules.echo_token_ids, rules.echo_text)
+        elif rules.echo_text:
+            self._parts.append(rules.echo_text)
 
-    def _show(self, text: str) -> None:
-        self._shown += len(text)
-        self._delta.text += text
-        # A token that completes no character belongs to the next one that does.
-        while self._unshown and self._unshown[0].offset < self._shown:
-            self._delta.entries.append(self._unshown.popleft())
-
-    def _finish(self, event: Event) -> None:
-        if not self._echoed:
-            self._echo()
-        self._show(self._stops.finish())
-        reason = event.finish_reason
-        assert reason is not None
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._delta.entries.extend(self._unshown)
+    def _echo_tokens(self, token_ids: Sequence[int], given: str | None) -> None:
+        tables = self._tables
+        alignment = self._alignment
+        prompt = Detokenizer(tables.spelled, strips_leading_space=tables.strips_leading_space)
+        texts = []
+        for position, token_id in enumerate(token_ids):
+            is_added = position == 0 and given is not None and _is_added_start(tables, token_id, given)
+            piece = b"" if is_added else prompt.piece(token_id)
+            text = prompt.decode(piece)
+            texts.append(text)
+            if alignment is not None:
+                known = 0 < position <= len(self._prompt_logprobs)
+                logprobs = self._prompt_logprobs[position - 1] if known else None
+                alignment.add(token_id, piece, text, len(prompt.pending), logprobs)
+        if given is not None:
+            self._parts.append(given)
+            if alignment is not None:
+                self._aligned.extend(alignment.finish())
+                alignment.offset = len(given)
+            return
+        self._detokenizer.decode(prompt.pending)
+        if alignment is not None:
+            self._let_out(alignment.release(sum(map(len, texts))))
         else:
-            self.error = event.error or "the request was aborted"
-        self._unshown.clear()
-        self._end(reason)
+            self._parts.extend(texts)
 
-    def _end(self, reason: FinishReason) -> None:
-        self.reason = reason
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._delta.finish_reason = reason.value
+    def _add_aligned(self, token_id: int, logprobs: object, *, is_stop_token: bool) -> None:
+        assert self._alignment is not None
+        assert logprobs is None or isinstance(logprobs, TokenLogprobs)
+        detokenizer = self._detokenizer
+        piece = b"" if is_stop_token else detokenizer.piece(token_id)
+        text = detokenizer.decode(piece)
+        self._alignment.add(token_id, piece, text, len(detokenizer.pending), logprobs)
+        self._add_text(text)
 
-    def _echo(self) -> None:
-        """Put the prompt in front: its text, and its tokens' logprobs if they were asked for."""
-        self._echoed = True
-        text = self.task.prompt_text or ""
-        if self.task.logprobs is not None and self._prompt_logprobs:
-            detokenizer = IncrementalDetokenizer()
-            offset = 0
-            for position, token_id in enumerate(self.task.prompt_token_ids):
-                data = self._tokenizer.token_bytes(token_id)
-                piece = detokenizer.feed(data)
-                if position == 0 and self._tokenizer.strips_leading_space:
-                    piece = piece.removeprefix(" ")
-                logprobs = self._prompt_logprobs[position - 1] if position else None
-                self._delta.entries.append(TokenEntry(piece, data, offset, logprobs))
-                offset += len(piece)
-        elif self.task.logprobs is not None and len(self.task.prompt_token_ids) == 1:
-            self._delta.entries.append(TokenEntry(text, text.encode(), 0, None))
-        self._delta.text += text
-        self._decoded += len(text)
-        self._shown += len(text)
+    def _add_text(self, text: str) -> None:
+        """Let out what no stop string can claim; end the answer where one is complete."""
+        if self._matcher is not None and self.num_tokens > self._min_tokens:
+            text, self.stop_string = self._matcher.push(text)
+        alignment = self._alignment
+        if self.stop_string is not None:
+            self.finish_reason = FinishReason.STOP
+            if alignment is not None:
+                waiting = alignment.release(len(text))
+                self._let_out([*waiting, *alignment.cut()])
+                return
+        elif alignment is not None:
+            self._let_out(alignment.release(len(text)))
+            return
+        if text:
+            self._parts.append(text)
+
+    def _let_out(self, tokens: list[AlignedToken]) -> None:
+        """With logprobs, text goes out by whole tokens, so that each chunk's tokens are its text."""
+        self._aligned.extend(tokens)
+        text = "".join([token.text for token in tokens])
+        if text:
+            self._parts.append(text)
+
+    def _finish(self, reason: FinishReason, error: str | None) -> None:
+        self.finish_reason = reason
+        self.error = error
+        held = self._matcher.finish() if self._matcher is not None else ""
+        if self._alignment is not None:
+            self._let_out(self._alignment.finish())
+        elif held:
+            self._parts.append(held)
+
+
+def _is_added_start(tables: TokenTables, token_id: int, given: str) -> bool:
+    """Whether the first token is a special one that the given text does not spell."""
+    return not tables.pieces[token_id] and not given.encode().startswith(tables.spelled[token_id])
+
+
+def _unfinished_end(pieces: TokenPieces, token_ids: Sequence[int]) -> bytes:
+    """The bytes of a character that a prompt of token ids begins and leaves to the answer to finish."""
+    end = b""
+    for token_id in reversed(token_ids):
+        end = pieces[token_id] + end
+        if len(end) >= MAX_CHARACTER_BYTES:
+            break
+    return unfinished_bytes(end)

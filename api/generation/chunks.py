@@ -16,6 +16,7 @@ from typing import Protocol
 
 from api.generation.alignment import AlignedToken
 from api.generation.call import Choice
+from api.generation.choice import Delta
 from api.protocol.errors import ApiError
 from api.protocol.responses import Usage
 
@@ -26,13 +27,12 @@ LogprobsEncoder = Callable[[Sequence[AlignedToken]], str]
 
 
 class ChunkWriter(Protocol):
-    """The chunks of one call. Mutates what it knows of each choice; neither blocks nor raises."""
+    """The chunks of one call."""
+
+    frame: "Frame"
 
     def chunk(self, choice: Choice) -> str:
-        """Everything that is new of a choice, as one or more events."""
-
-    def usage(self, usage: Usage) -> str:
-        """The chunk that reports usage."""
+        """Everything that is new of a choice, as one or more events. Takes it; neither blocks nor raises."""
 
 
 def error_event(error: ApiError) -> str:
@@ -40,60 +40,57 @@ def error_event(error: ApiError) -> str:
     return f"data: {json.dumps(error.envelope())}\n\n"
 
 
-class _Writer:
-    """What the two kinds of chunk share: an opening per choice, and the end of each chunk."""
+class Frame:
+    """What every chunk of a call has in common: its opening, and the end of a choice."""
 
     def __init__(self, kind: str, answer_id: str, created: int, model: str, encode_logprobs: LogprobsEncoder | None):
-        self._opening = (
+        """`kind`: the `object` of the chunks. `encode_logprobs`: None where none were asked for."""
+        self.opening = (
             f'data: {{"id":{quote(answer_id)},"object":"{kind}","created":{created},"model":{quote(model)},"choices":['
         )
+        self.ordinary_end = ',"logprobs":null,"finish_reason":null}]}\n\n'
         self._encode_logprobs = encode_logprobs
-        self._ordinary_end = ',"logprobs":null,"finish_reason":null}]}\n\n'
 
-    def _end(self, choice: Choice, tokens: Sequence[AlignedToken]) -> str:
-        """The end of a chunk that has logprobs or a finish reason."""
-        logprobs = "null" if self._encode_logprobs is None else self._encode_logprobs(tokens)
-        reason = choice.stream.finish_reason
+    def end(self, delta: Delta) -> str:
+        """What follows the text of a delta."""
+        reason = delta.finish_reason
+        if reason is None and self._encode_logprobs is None:
+            return self.ordinary_end
+        logprobs = "null" if self._encode_logprobs is None else self._encode_logprobs(delta.tokens)
         return f',"logprobs":{logprobs},"finish_reason":{"null" if reason is None else quote(reason.value)}}}]}}\n\n'
 
     def usage(self, usage: Usage) -> str:
-        """See `ChunkWriter`."""
-        return f'{self._opening}],"usage":{usage.model_dump_json()}}}\n\n'
+        """The chunk that reports usage."""
+        return f'{self.opening}],"usage":{usage.model_dump_json()}}}\n\n'
 
 
-class ChatChunks(_Writer):
-    """`chat.completion.chunk`."""
+class ChatChunks:
+    """Chunks of a chat; see `ChunkWriter`."""
 
-    def __init__(self, answer_id: str, created: int, model: str, encode_logprobs: LogprobsEncoder | None):
-        super().__init__("chat.completion.chunk", answer_id, created, model, encode_logprobs)
-        self._started: dict[int, str] = {}
+    def __init__(self, frame: Frame):
+        self.frame = frame
+        self._openings: dict[int, str] = {}
 
     def chunk(self, choice: Choice) -> str:
         """See `ChunkWriter`."""
         delta = choice.stream.take()
-        index = choice.index
-        opening = self._started.get(index)
+        opening = self._openings.get(choice.index)
         first = ""
         if opening is None:
-            opening = self._started[index] = f'{self._opening}{{"index":{index},"delta":{{'
-            first = f'{opening}"role":"assistant","content":""}}{self._ordinary_end}'
+            opening = self._openings[choice.index] = f'{self.frame.opening}{{"index":{choice.index},"delta":{{'
+            first = f'{opening}"role":"assistant","content":""}}{self.frame.ordinary_end}'
         content = f'"content":{quote(delta.text)}' if delta.text else ""
-        if delta.finish_reason is None and self._encode_logprobs is None:
-            return f"{first}{opening}{content}}}{self._ordinary_end}"
-        return f"{first}{opening}{content}}}{self._end(choice, delta.tokens)}"
+        return f"{first}{opening}{content}}}{self.frame.end(delta)}"
 
 
-class CompletionChunks(_Writer):
-    """`text_completion`."""
+class CompletionChunks:
+    """Chunks of a text completion; see `ChunkWriter`."""
 
-    def __init__(self, answer_id: str, created: int, model: str, encode_logprobs: LogprobsEncoder | None):
-        super().__init__("text_completion", answer_id, created, model, encode_logprobs)
+    def __init__(self, frame: Frame):
+        self.frame = frame
 
     def chunk(self, choice: Choice) -> str:
         """See `ChunkWriter`."""
         delta = choice.stream.take()
-        if delta.finish_reason is None and self._encode_logprobs is None:
-            end = self._ordinary_end
-        else:
-            end = self._end(choice, delta.tokens)
-        return f'{self._opening}{{"index":{choice.index},"text":{quote(delta.text)}{end}'
+        frame = self.frame
+        return f'{frame.opening}{{"index":{choice.index},"text":{quote(delta.text)}{frame.end(delta)}'

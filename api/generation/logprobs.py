@@ -7,7 +7,7 @@ text, or as `bytes:\\xf0\\x9f` where it holds only part of a character, as OpenA
 from collections.abc import Sequence
 
 from api.generation.alignment import AlignedToken
-from api.generation.detokenize import TokenPieces, TokenSource
+from api.generation.detokenize import TokenPieces
 from api.protocol.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 
 LEAST_LOGPROB = -9999.0
@@ -16,9 +16,10 @@ LEAST_LOGPROB = -9999.0
 class TokenNames(dict[int, str]):
     """Token id → how the token is spelled as an alternative. One object serves all requests, as with `TokenPieces`."""
 
-    def __init__(self, tokenizer: TokenSource):
+    def __init__(self, spelled: TokenPieces):
+        """`spelled`: the bytes of tokens, special ones written out."""
         super().__init__()
-        self.pieces = TokenPieces(tokenizer, skip_special_tokens=False)
+        self.pieces = spelled
 
     def __missing__(self, token_id: int) -> str:
         piece = self.pieces[token_id]

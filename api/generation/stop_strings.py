@@ -1,58 +1,80 @@
-"""Stop strings over a stream of text, at any alignment. Used by `api/generation/choice.py`.
+"""Finding stop strings in a text that arrives in pieces, without ever letting out a part of one. Used by `choice.py`.
 
-Of several matches the one that ends first counts, then the one that starts first. Text that could still become a match
-is held back, so that no part of a stop string is ever shown.
+The match that ends first wins; of those that end together, the one that starts first. The text before it is the answer.
+Each stop string runs its own Knuth-Morris-Pratt automaton (doi:10.1137/0206024): its state is the length of the longest
+suffix of the text that is a prefix of the stop string, so the longest state is exactly what must be held back.
 """
 
+import re
 from collections.abc import Sequence
 
 
+class _Automaton:
+    """One stop string. The failure table grows only as far as the text has matched, however long the string is."""
+
+    __slots__ = ("_failure", "pattern", "state")
+
+    def __init__(self, pattern: str):
+        self.pattern = pattern
+        self.state = 0
+        self._failure = [0]
+
+    def step(self, character: str) -> bool:
+        """Take one character; returns whether the stop string ends with it. Not to be called after that."""
+        pattern = self.pattern
+        state = self.state
+        while state and pattern[state] != character:
+            state = self._failure[state - 1]
+        if pattern[state] == character:
+            state += 1
+            self._extend(state)
+        self.state = state
+        return state == len(pattern)
+
+    def _extend(self, length: int) -> None:
+        """Make sure that the failure table covers the first `length` characters."""
+        failure = self._failure
+        while len(failure) < length:
+            position = len(failure)
+            border = failure[-1]
+            while border and self.pattern[border] != self.pattern[position]:
+                border = failure[border - 1]
+            failure.append(border + (self.pattern[border] == self.pattern[position]))
+
+
 class StopMatcher:
-    """Text goes in, text that is safe to show comes out.
+    """Holds back exactly the longest suffix of the text that is a proper prefix of some stop string."""
 
-    Attributes:
-        matched: the stop string that was found, or None.
-    """
+    __slots__ = ("_automata", "_first_characters", "_held")
 
-    def __init__(self, stops: Sequence[str]):
-        self._stops = tuple(stops)
-        self._longest = max(map(len, self._stops), default=0)
+    def __init__(self, stop_strings: Sequence[str]):
+        """`stop_strings`: at least one, none empty."""
+        self._automata = [_Automaton(stop) for stop in dict.fromkeys(stop_strings)]
+        first = "".join(sorted({stop[0] for stop in stop_strings}))
+        self._first_characters = re.compile(f"[{re.escape(first)}]")
         self._held = ""
-        self.matched: str | None = None
 
-    def feed(self, text: str, armed: bool = True) -> str:
-        """Take more text; return what may be shown. After a match, that is the text before it, and then nothing.
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Take more text. Returns what may be let out now, and the stop string that was found, if one was.
 
-        Args:
-            text: the next piece.
-            armed: False for text that comes before `min_tokens` are out: it is shown, and no match begins in it.
+        After a match, what was let out so far is the whole answer; the matcher is not to be used again.
         """
-        if not self._stops or self.matched is not None:
-            return "" if self.matched is not None else text
-        if not armed:
-            return self.finish() + text
-        buffer = self._held + text
-        found = min(
-            ((start + len(stop), start, stop) for stop in self._stops if (start := buffer.find(stop)) >= 0),
-            default=None,
-        )
-        if found is not None:
-            _, start, self.matched = found
-            self._held = ""
-            return buffer[:start]
-        keep = self._possible_start(buffer)
-        self._held = buffer[len(buffer) - keep :]
-        return buffer[: len(buffer) - keep]
+        if not self._held and self._first_characters.search(text) is None:
+            return text, None
+        automata = self._automata
+        known = len(self._held)
+        self._held += text
+        for position, character in enumerate(text, known + 1):
+            found = [automaton.pattern for automaton in automata if automaton.step(character)]
+            if found:
+                stop = max(found, key=len)
+                return self._held[: position - len(stop)], stop
+        keep = max([automaton.state for automaton in automata])
+        split = len(self._held) - keep
+        released, self._held = self._held[:split], self._held[split:]
+        return released, None
 
     def finish(self) -> str:
-        """The text held back: nothing more comes, so it is no stop string."""
+        """The text held back, when no more will come."""
         held, self._held = self._held, ""
         return held
-
-    def _possible_start(self, buffer: str) -> int:
-        """Length of the longest end of `buffer` that begins some stop string."""
-        for length in range(min(len(buffer), self._longest - 1), 0, -1):
-            tail = buffer[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0

@@ -92,7 +92,7 @@ def _server_info(server: ServerState) -> dict[str, object]:
             "state": stats.state.value,
             "steps": stats.steps,
             "compilations": stats.compilations,
-            "warm_up_compilations": stats.warm_up_compilations,
+            "warm_up_is_complete": stats.warm_up_is_complete,
             "requests_running": stats.scheduler.num_running,
             "requests_waiting": stats.scheduler.num_waiting,
             "kv_pages_in_use": stats.scheduler.pages_in_use,

@@ -16,7 +16,7 @@ import jax
 from model.config import ModelConfig
 from model.decoder import param_shapes
 from model.default_model import BUILT_IN, fetch
-from model.errors import ModelNotFoundError, OfflineError, UnsupportedModelError
+from model.errors import DamagedCheckpointError, ModelNotFoundError, OfflineError, UnsupportedModelError
 from model.progress import NoProgress, Progress
 from model.tokenizer import Tokenizer
 from model.weights.convert import convert
@@ -35,7 +35,8 @@ class LoadedModel:
     Attributes:
         name: how it is called by default. config: its architecture.
         params: path → array on the mesh, as `model.decoder.param_shapes` lists them.
-        tokenizer: its tokenizer. digest: identifies source and dtype, equal on two servers that hold the same weights.
+        tokenizer: its tokenizer.
+        digest: of architecture, dtype and weights; equal on two servers exactly when these are.
     """
 
     name: str
@@ -63,27 +64,25 @@ def resolve_and_load(
         progress: told of download, conversion and restore.
 
     Raises:
-        ModelNotFoundError, UnsupportedModelError, OfflineError, ChecksumError.
+        ModelNotFoundError, UnsupportedModelError, OfflineError, ChecksumError; DamagedCheckpointError for a checkpoint
+        folder given as `source` (a damaged one in the cache is made again).
     """
     progress = progress or NoProgress()
     path, name = _locate(source, cache_dir, progress)
-    if path.is_dir() and is_checkpoint(path):
+    if is_checkpoint(path):
         info = read_info(path)
         if info.dtype != dtype:
-            raise UnsupportedModelError(f"the checkpoint holds {info.dtype}, the configuration asks for {dtype}")
+            raise UnsupportedModelError(f"{path.name} holds {info.dtype}: set dtype to that, not to {dtype}")
         return _restore(name, path, info, mesh, progress)
-    digest = _digest(path, dtype)
-    folder = cache_dir / "checkpoints" / digest[:32]
+    folder = cache_dir / "checkpoints" / _cache_key(path, dtype)
     if is_checkpoint(folder):
         try:
             return _restore(name, folder, read_info(folder), mesh, progress)
-        except Exception as error:  # Orbax raises many types for a damaged checkpoint
-            logger.warning("the converted checkpoint is damaged (%s); converting again", type(error).__name__)
+        except DamagedCheckpointError as error:
+            logger.warning("%s; converting again", error)
             shutil.rmtree(folder, ignore_errors=True)
-    opened = open_gguf(path) if path.is_file() else open_safetensors(path)
-    info = CheckpointInfo(opened.config, opened.tokenizer, dtype, digest)
-    _convert(folder, info, opened, progress)
-    return _restore(name, folder, info, mesh, progress)
+    _convert(folder, open_gguf(path) if path.is_file() else open_safetensors(path), dtype, progress)
+    return _restore(name, folder, read_info(folder), mesh, progress)
 
 
 def _locate(source: str, cache_dir: Path, progress: Progress) -> tuple[Path, str]:
@@ -104,54 +103,68 @@ def _locate(source: str, cache_dir: Path, progress: Progress) -> tuple[Path, str
 
 
 def _download_from_hub(name: str, progress: Progress) -> Path:
+    """The folder of a Hugging Face id, from the hub's own cache where it has it."""
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise OfflineError(f"{name} is not a local path; to download it install huggingface_hub") from error
     progress.start(f"downloading {name}", None)
-    patterns = ["*.json", "*.safetensors", "*.jinja"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the hub client raises many types, all of which mean that the files are not here
-        raise OfflineError(f"{name} could not be downloaded ({type(error).__name__}); give a local folder") from error
+        return Path(
+            snapshot_download(
+                name, allow_patterns=["*.json", "*.safetensors", "*.jinja"], ignore_patterns=["*/*", "consolidated*"]
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise OfflineError(f"{name} needs a Hugging Face account that may read it: log in, or give a folder") from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise ModelNotFoundError(f"{name} is neither a local path nor a model on Hugging Face") from error
+    except Exception as error:  # the client raises many types, all of which mean that the files are not here
+        raise OfflineError(
+            f"{name} is not in Hugging Face's cache and could not be downloaded ({type(error).__name__}); give a folder"
+        ) from error
     finally:
         progress.finish()
 
 
-def _digest(path: Path, dtype: str) -> str:
-    """Identifies a source without reading gigabytes: names, sizes and heads of its files, the dtype, our format."""
+def _cache_key(path: Path, dtype: str) -> str:
+    """Names a source's converted checkpoint without reading gigabytes: names, sizes, times and heads of its files."""
     hasher = hashlib.sha256(f"{FORMAT}/{dtype}".encode())
-    if path.is_file():
-        files = [path]
-    else:
-        files = sorted(file for file in path.iterdir() if file.suffix in (".json", ".safetensors", ".jinja"))
-    for file in files:
-        stat = file.stat()
-        times = "" if path.is_file() and path.parent.name == "downloads" else str(stat.st_mtime_ns)
-        hasher.update(json.dumps([file.name, stat.st_size, times]).encode())
-        with file.open("rb") as handle:
-            hasher.update(handle.read(1 << 20))
-    return hasher.hexdigest()
+    folder = path.parent if path.is_file() else path
+    names = [path.name] if path.is_file() else [entry.name for entry in folder.iterdir()]
+    for name in sorted(names):
+        file = folder / name
+        if file.suffix in (".gguf", ".json", ".safetensors", ".jinja"):
+            stat = file.stat()
+            hasher.update(json.dumps([name, stat.st_size, stat.st_mtime_ns]).encode())
+            with file.open("rb") as handle:
+                hasher.update(handle.read(1 << 20))
+    return hasher.hexdigest()[:32]
 
 
-def _convert(folder: Path, info: CheckpointInfo, source: WeightSource, progress: Progress) -> None:
-    total = len(param_shapes(info.config, jax.numpy.dtype(info.dtype)))
-    progress.start("converting weights", total)
-
-    def counted():
-        for item in convert(source, info.dtype):
-            yield item
+def _convert(folder: Path, source: WeightSource, dtype: str, progress: Progress) -> None:
+    progress.start("converting weights", len(param_shapes(source.config, jax.numpy.dtype(dtype))))
+    params = {}
+    try:
+        for path, array in convert(source, dtype):
+            params[path] = array
             progress.advance(1)
-
-    save(folder, info, counted())
-    progress.finish()
+        save(folder, source.config, source.tokenizer, dtype, params)
+    finally:
+        progress.finish()
 
 
 def _restore(
     name: str, folder: Path, info: CheckpointInfo, mesh: jax.sharding.Mesh | None, progress: Progress
 ) -> LoadedModel:
     progress.start("loading weights", None)
-    params = restore(folder, info, mesh)
-    tokenizer = Tokenizer(info.tokenizer)
-    progress.finish()
+    try:
+        params = restore(folder, info, mesh)
+        tokenizer = Tokenizer(info.tokenizer)
+    finally:
+        progress.finish()
+    if tokenizer.vocab_size > info.config.vocab_size:
+        raise UnsupportedModelError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model's table only {info.config.vocab_size} rows"
+        )
     return LoadedModel(name, info.config, params, tokenizer, info.digest)

@@ -97,6 +97,9 @@ def _config(metadata: dict[str, Any], tensors: dict[str, Any], tokenizer: Tokeni
         )
     if "blk.0.ffn_gate_inp.weight" in tensors:
         raise UnsupportedModelError("mixture-of-experts GGUF files are not supported yet")
+    for name in tensors:
+        if name.endswith(".bias") and not name.endswith(("attn_q.bias", "attn_k.bias", "attn_v.bias")):
+            raise UnsupportedModelError(f"the tensor {name} is not supported")
 
     def value(key: str, default: Any = None) -> Any:
         found = metadata.get(f"{architecture}.{key}", default)

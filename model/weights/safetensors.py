@@ -32,6 +32,10 @@ def open_safetensors(folder: Path) -> WeightSource:
     config = read_config(folder, has_head="lm_head.weight" in files)
     tokenizer = spec_from_folder(folder, config.bos_token_id, config.eos_token_ids)
     config = replace(config, bos_token_id=tokenizer.bos_token_id, eos_token_ids=tokenizer.eos_token_ids)
+    for name in files:
+        known = config.qkv_bias and name.endswith((".q_proj.bias", ".k_proj.bias", ".v_proj.bias"))
+        if name.endswith(".bias") and not known:
+            raise UnsupportedModelError(f"the tensor {name} is not supported for this architecture")
     handles: dict[str, Any] = {}
 
     def read(name: str) -> np.ndarray:

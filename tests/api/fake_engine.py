@@ -121,7 +121,7 @@ class FakeEngine:
                 error=self.error,
                 steps=self._steps,
                 compilations=self.compilations,
-                warm_up_compilations=self.compilations,
+                warm_up_is_complete=True,
             )
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.generation.choice import ChoiceRules, ChoiceStream, Delta
-from api.generation.detokenize import TokenPieces
+from api.generation.detokenize import TokenTables
 from model.sampling import TokenLogprobs
 from scheduler import Event, FinishReason
 
@@ -41,7 +41,7 @@ def events(token_ids: Sequence[int], reason: FinishReason = FinishReason.LENGTH)
 
 
 def run(rules: ChoiceRules, stream: Sequence[Event], take_at: Sequence[int] = ()) -> tuple[ChoiceStream, list[Delta]]:
-    choice = ChoiceStream(rules, TokenPieces(Source()))
+    choice = ChoiceStream(rules, TokenTables(Source()))
     deltas = []
     for position, event in enumerate(stream):
         choice.push(event)
@@ -72,10 +72,10 @@ def test_tokens_are_the_text(
         index=0,
         prompt_index=0,
         prompt_token_ids=prompt if echo else (0,),
-        echo=echo,
+        echo_token_ids=prompt if echo else (),
         stop_strings=stops,
         min_tokens=min_tokens,
-        strips_leading_space=strips,
+        starts_text=strips,
     )
     stream = events(output)
     plain, whole = run(rules, stream)
@@ -135,7 +135,7 @@ def test_stop_strings_are_looked_for_after_min_tokens(min_tokens: int, text: str
 @pytest.mark.parametrize("given_text", [None, "a b"])
 def test_echo_with_no_new_tokens(given_text: str | None) -> None:
     prompt = (0, 9, 3)
-    rules = replace(RULES, prompt_token_ids=prompt, echo=True, prompt_text=given_text, wants_logprobs=True)
+    rules = replace(RULES, echo_token_ids=prompt, echo_text=given_text, wants_logprobs=True)
     pieces = [Event("r", prompt_logprobs=(logprobs(9),)), Event("r", prompt_logprobs=(logprobs(3),))]
     choice, deltas = run(rules, [*pieces, Event("r", finish_reason=FinishReason.LENGTH)])
     assert choice.num_tokens == 0
@@ -148,7 +148,22 @@ def test_echo_with_no_new_tokens(given_text: str | None) -> None:
 def test_a_character_begun_in_the_prompt_is_finished_in_the_answer() -> None:
     rules = replace(RULES, prompt_token_ids=(0, 3, 4))
     assert text_of(run(rules, events([5, 0]))[1]) == "\U0001f600a"
-    assert text_of(run(replace(rules, echo=True), events([5, 0]))[1]) == "a\U0001f600a"
+    assert text_of(run(replace(rules, echo_token_ids=(0, 3, 4)), events([5, 0]))[1]) == "a\U0001f600a"
+
+
+def test_special_tokens_of_an_echoed_prompt_are_spelled_unless_the_tokenizer_added_them() -> None:
+    def echoed(given_text: str | None) -> str:
+        return text_of(run(replace(RULES, echo_token_ids=(END, 9), echo_text=given_text), events([0]))[1])
+
+    assert (echoed(None), echoed("c"), echoed("<end> c")) == ("<end> ca", "ca", "<end> ca")
+    rules = replace(RULES, echo_token_ids=(END, 9), echo_text="c", wants_logprobs=True)
+    tokens = [token.text for delta in run(rules, events([0]))[1] for token in delta.tokens]
+    assert tokens == ["", "c", "a"]
+
+
+def test_echo_of_a_conversation_is_text_alone() -> None:
+    _, deltas = run(replace(RULES, echo_text="Sure,\n\n", wants_logprobs=True), events([0]))
+    assert (text_of(deltas), [token.text for token in deltas[0].tokens]) == ("Sure,\n\na", ["a"])
 
 
 def test_errors_are_kept() -> None:

@@ -1,10 +1,12 @@
 """`api/generation/detokenize.py`: bytes to text, piece by piece, equal to the whole."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.generation.detokenize import Detokenizer, TokenPieces, decode_tokens, unfinished_bytes
+from api.generation.detokenize import Detokenizer, TokenPieces, unfinished_bytes
 
 
 class Bytes:
@@ -24,6 +26,11 @@ class Bytes:
 def texts(pieces: list[bytes]) -> list[str]:
     detokenizer = Detokenizer(TokenPieces(Bytes(pieces)))
     return [detokenizer.push(index) for index in range(len(pieces))]
+
+
+def decode_tokens(table: TokenPieces, token_ids: Sequence[int], strips_leading_space: bool = False) -> str:
+    detokenizer = Detokenizer(table, strips_leading_space=strips_leading_space)
+    return "".join(detokenizer.push(token_id) for token_id in token_ids)
 
 
 def expected(data: bytes) -> str:
