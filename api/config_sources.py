@@ -40,10 +40,12 @@ class _Loader(yaml.SafeLoader):
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
             raise ConfigError(f"line {key_node.start_mark.line + 1}: a key must be text, not {key!r}")
-        if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+        if key in seen:
             raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} is given twice")
         seen.add(key)
     loader.flatten_mapping(node)
@@ -186,12 +188,15 @@ def _unknown(key: str, known: list[str]) -> str:
     """The message for an unknown key: the nearest by its whole path, or one of the same last name elsewhere."""
     shown = key if key.isprintable() and len(key) <= 100 else "(not printable)"
     separator = "__" if key.startswith(ENVIRONMENT_PREFIX) else "."
-    lowered = key.lower()
+
+    def parts_of(path: str) -> list[str]:
+        return path.removeprefix(ENVIRONMENT_PREFIX).lower().split(separator)
 
     def likeness(path: str) -> float:
-        whole = difflib.SequenceMatcher(None, lowered, path.lower()).ratio()
-        names = (lowered.split(separator)[-1], path.lower().split(separator)[-1])
-        return max(whole, difflib.SequenceMatcher(None, *names).ratio())
+        """Of the whole path, or of its last name, which may have been put at the wrong level."""
+        given, candidate = parts_of(key), parts_of(path)
+        whole = difflib.SequenceMatcher(None, ".".join(given), ".".join(candidate)).ratio()
+        return max(whole, difflib.SequenceMatcher(None, given[-1], candidate[-1]).ratio())
 
     nearest = max(known, key=likeness)
     if likeness(nearest) < LEAST_LIKENESS:

@@ -154,7 +154,7 @@ class Metrics:
         self._instruments = _Instruments(self._registry, model_name)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """A scrape and its content type. Blocks for a millisecond or so."""
+        """A scrape and its content type. Blocks for some milliseconds."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 

@@ -14,17 +14,20 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
-
-import uvloop
+from typing import TYPE_CHECKING
 
 from api import logs
 from api.config import ServerConfig
 from api.config_loading import Launch, load, to_yaml
 from api.config_sources import SECRET_KEYS, ConfigError, variable_name
-from api.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from api.supervisor import Supervisor
 
 EXIT_OK, EXIT_FAILURE, EXIT_BAD_CONFIG = 0, 1, 2
 BACKLOG = 2048
+# Threads that may be deep in the device's runtime when the server ends.
+DEVICE_THREADS = frozenset({"model-loader", "engine"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +63,11 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def _run(launch: Launch, listener: socket.socket) -> int:
+    # Not above: `--help` and a bad configuration should not wait for these.
+    import uvloop
+
+    from api.supervisor import Supervisor
+
     supervisor = Supervisor(launch, listener)
     handled = (signal.SIGTERM, signal.SIGINT)
     previous = {number: signal.signal(number, _SignalHandler(supervisor)) for number in handled}
@@ -75,7 +83,7 @@ def _run(launch: Launch, listener: socket.socket) -> int:
 class _SignalHandler:
     """The first signal asks for a drain, a second one ends the process where it stands. Runs on the main thread."""
 
-    def __init__(self, supervisor: Supervisor):
+    def __init__(self, supervisor: "Supervisor"):
         self._supervisor = supervisor
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -87,7 +95,7 @@ def _end(code: int) -> None:
     """Exit, also when a thread of ours hangs in the device's runtime: nothing that matters is left to be done."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if any(thread.name in Supervisor.THREAD_NAMES for thread in threading.enumerate()):
+    if any(thread.name in DEVICE_THREADS for thread in threading.enumerate()):
         os._exit(code)
     sys.exit(code)
 

@@ -53,8 +53,6 @@ class _HttpServer(uvicorn.Server):
 class Supervisor:
     """One server process. `request_stop` may be called from a signal handler, the rest belongs to the event loop."""
 
-    THREAD_NAMES = frozenset({"model-loader", "engine"})
-
     def __init__(
         self,
         launch: Launch,

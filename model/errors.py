@@ -1,4 +1,4 @@
-"""What can be wrong with a model, its files or the machine it should run on. Raised while loading; shown to the operator.
+"""What can be wrong with a model, its files or the machine it should run on. Raised while loading, for the operator.
 
 ModelError
 ├── ModelNotFoundError     the name is neither built in, nor a file or folder, nor a reachable id

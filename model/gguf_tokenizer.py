@@ -31,7 +31,8 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
 def _split(*patterns: str) -> list[dict[str, Any]]:
     """Cut at the first pattern, each piece at the second, and so on."""
     return [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False} for pattern in patterns
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in patterns
     ] + [_byte_level(use_regex=False)]
 
 

@@ -8,7 +8,7 @@ the ids are those that the library would give.
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -122,11 +122,11 @@ def _decoder_rules(parsed: dict[str, Any], name: str) -> tuple[bool, bool]:
         return True, step.get("prepend_scheme", "always") != "never"
     if "ByteFallback" in kinds:
         return True, "Strip" in kinds
-    raise UnsupportedModelError(f"{name}/tokenizer.json decodes with {kinds[0]!r}; known: byte-level and SentencePiece BPE")
+    raise UnsupportedModelError(f"{name}/tokenizer.json decodes with {kinds[0]!r}; known: byte-level, SentencePiece")
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: those that print stand for themselves, the others follow from U+0100 on."""
+    """GPT-2's printable stand-ins for bytes: those that print stand for themselves, others follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -219,14 +219,21 @@ class Tokenizer:
             ids = [self.bos_token_id, *ids]
         return ids
 
-    def _encode_special(self, text: str) -> list[int]:
-        ids: list[int] = []
+    def split_special(self, text: str) -> Iterator[str | int]:
+        """The text cut at its special tokens: ids of these, and the texts between."""
         start = 0
         for match in self._special.finditer(text):
-            ids.extend(self._encode_literal(text[start : match.start()], continues=start > 0))
-            ids.append(self._id_of_match(match[0]))
+            if match.start() > start:
+                yield text[start : match.start()]
+            yield self._id_of_match(match[0])
             start = match.end()
-        ids.extend(self._encode_literal(text[start:], continues=start > 0))
+        if start < len(text):
+            yield text[start:]
+
+    def _encode_special(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for piece in self.split_special(text):
+            ids.extend([piece] if isinstance(piece, int) else self._encode_literal(piece, continues=bool(ids)))
         return ids
 
     def _id_of_match(self, matched: str) -> int:

@@ -123,26 +123,20 @@ class Admission:
 
     def _choose_victims(self, evictable: list[Request], slots: int, pages: int, kept: set[int]) -> list[Request]:
         """The first of `evictable` that free so many slots and pages, less those that prove not to be needed."""
+        freed = _FreedPages(self._pages, kept)
         victims: list[Request] = []
-        while len(victims) < slots or self._num_freed(victims, kept) < pages:
+        while len(victims) < slots or freed.count < pages:
             if len(victims) == len(evictable):
                 return []
             victims.append(evictable[len(victims)])
-        for victim in reversed(victims):
-            rest = [other for other in victims if other is not victim]
-            if len(rest) >= slots and self._num_freed(rest, kept) >= pages:
-                victims = rest
+            freed.add(victims[-1])
+        for victim in victims[::-1]:
+            freed.remove(victim)
+            if len(victims) - 1 >= slots and freed.count >= pages:
+                victims.remove(victim)
+            else:
+                freed.add(victim)
         return victims
-
-    def _num_freed(self, victims: list[Request], kept: set[int]) -> int:
-        """Pages that nobody would hold any more; pages shared among the victims only count too."""
-        claims: dict[int, int] = {}
-        for victim in victims:
-            for page in victim.page_ids:
-                claims[page] = claims.get(page, 0) + 1
-        return sum(
-            page not in kept and count == self._pages.num_references(page) for page, count in claims.items()
-        )
 
     def _start(self, request: Request, cached: list[int], missing: int, now: float) -> None:
         request.admitted_key = self._waiting.key()
@@ -158,3 +152,28 @@ class Admission:
         self._pages.share(cached)
         request.num_registered_pages = len(cached)
         self._running.start(request, cached + self._pages.allocate(missing), num_cached)
+
+
+class _FreedPages:
+    """Counts the pages that nobody would hold any more if some requests were put back. Changes nothing."""
+
+    def __init__(self, pages: PagePool, kept: set[int]):
+        self.count = 0
+        self._pages = pages
+        self._kept = kept
+        self._claims: dict[int, int] = {}
+
+    def add(self, victim: Request) -> None:
+        """Count what else comes free with `victim`; pages shared among victims only do with the last of them."""
+        for page in victim.page_ids:
+            self._claims[page] = self._claims.get(page, 0) + 1
+            self.count += self._is_free(page)
+
+    def remove(self, victim: Request) -> None:
+        """Undo `add`."""
+        for page in victim.page_ids:
+            self.count -= self._is_free(page)
+            self._claims[page] -= 1
+
+    def _is_free(self, page: int) -> bool:
+        return page not in self._kept and self._claims[page] == self._pages.num_references(page)

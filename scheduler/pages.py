@@ -95,6 +95,10 @@ class PagePool:
         """How many of these pages count as available now, and would not after `share`."""
         return sum(page in self._cached for page in pages)
 
+    def num_unheld(self, pages: Iterable[int]) -> int:
+        """How many of these pages nobody holds, whether cached or in quarantine."""
+        return sum(self._references[page] == 0 for page in pages)
+
     def share(self, pages: Iterable[int]) -> None:
         """Take one more reference to indexed pages, held, cached or quarantined."""
         for page in pages:
@@ -172,6 +176,10 @@ class PagePool:
     def num_references(self, page: int) -> int:
         """How many requests hold the page."""
         return self._references[page]
+
+    def free_pages(self) -> tuple[int, ...]:
+        """Pages whose content is worth nothing: neither held, nor cached, nor in quarantine. For tests."""
+        return tuple(self._free)
 
     def reference_counts(self) -> dict[int, int]:
         """Page → references, for pages that have any. For `Scheduler.check`."""

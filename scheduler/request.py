@@ -46,7 +46,7 @@ class Request:
 
         status, output_token_ids: progress so far. Outputs are appended by `commit` only.
         num_computed_tokens: positions whose KV is computed or planned in a step that is in flight.
-        num_pending_tokens: sampled by a step in flight, not yet known to the host (0 or 1).
+        num_pending_tokens: sampled by steps in flight, not yet known to the host (at most one a step).
         num_cached_tokens: prompt tokens found in the prefix cache when the request first started.
         page_ids: pages in order of position. slot: its row of device state while running, else None.
         attempt: raised at each preemption, so that results of an earlier attempt are recognisably stale.

@@ -14,8 +14,8 @@ def build_rows(running: RunningSet, budget: int, step_id: int, page_size: int) -
     Mutates the requests: their tokens count as computed from here on. A request whose next page has not come back yet
     gets no row. Rows of one token that sample come first.
     """
-    decodes = []
-    others = []
+    decodes: list[PlannedRow] = []
+    others: list[PlannedRow] = []
     chunks = []
     for request in running.requests:
         wants = wanted_tokens(request)

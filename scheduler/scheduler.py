@@ -7,6 +7,7 @@ A plan may be made while the one before it still runs; a token that is being dra
 
 from collections import deque
 from collections.abc import Sequence
+from math import isfinite
 
 from scheduler.admission import Admission
 from scheduler.config import SchedulerConfig
@@ -16,6 +17,8 @@ from scheduler.pages import PagePool
 from scheduler.plan import Event, PlannedRow, RowResult, SchedulerStats, StepPlan, StepResult
 from scheduler.queues import WaitingQueue, make_policy
 from scheduler.request import FinishReason, Request, RequestStatus
+from scheduler.rows import build_rows
+from scheduler.running import RunningSet
 
 
 class Scheduler:
@@ -27,26 +30,25 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig):
         self.config = config
         self.pages = PagePool(config.num_pages, config.page_size, config.enable_prefix_reuse)
-        self._policy = make_policy(config)
-        self._waiting = WaitingQueue(self._policy)
-        self._running: list[Request] = []
+        policy = make_policy(config)
+        self._waiting = WaitingQueue(policy)
+        self._running = RunningSet(config, self.pages, policy, self._waiting)
+        self._admission = Admission(config, self.pages, policy, self._waiting, self._running)
         self._requests: dict[str, Request] = {}
-        self._in_flight: deque[StepPlan] = deque()
+        # With each plan the requests of its rows: an id may be given to another request meanwhile.
+        self._in_flight: deque[tuple[StepPlan, tuple[Request, ...]]] = deque()
         self._step_id = 0
         self._sequence = 0
-        self._admission = Admission(config, self.pages, self._policy, self._waiting, self._running, self._put_back)
-        self._preempted: list[str] = []
-        self._num_preemptions = 0
 
     # -- requests in and out ------------------------------------------------------------------------------------------
 
     def max_new_tokens_for(self, prompt_length: int) -> int:
-        """Output tokens that a prompt leaves room for, in the context and in the pool; not positive if it has none.
+        """Output tokens that a prompt leaves room for, in the context and in the pool; negative if it does not even fit.
 
         The KV of the last token drawn is never needed, so the pool must hold one token less than the context.
         """
-        pool_tokens = self.config.num_pages * self.config.page_size
-        return min(self.config.max_model_len - prompt_length, pool_tokens + 1 - prompt_length)
+        pool_room = self.config.num_pages * self.config.page_size - prompt_length
+        return min(self.config.max_model_len - prompt_length, pool_room + 1 if pool_room >= 0 else pool_room)
 
     def add_request(self, request: Request, now: float) -> None:
         """Queue one request; see `add_requests`."""
@@ -58,14 +60,16 @@ class Scheduler:
         Raises:
             QueueFullError: they would leave more than `max_queue_size` waiting beyond the free slots.
             NeverFitsError: one could not fit the context or the pool even alone.
-            DuplicateRequestError: an id is live already, or given twice.
+            DuplicateRequestError: an id is live already, or given twice, or a `Request` object was added before.
+            ValueError: a priority is not finite, or `max_new_tokens` is negative.
         """
         ids = {request.request_id for request in requests}
         if len(ids) < len(requests) or any(request_id in self._requests for request_id in ids):
             raise DuplicateRequestError("a request id is already in use")
         for request in requests:
+            self._check_values(request)
             self._check_fits(request)
-        free_slots = max(0, self.config.max_num_seqs - len(self._running))
+        free_slots = len(self._running.free_slots)
         if len(self._waiting) + len(requests) > self.config.max_queue_size + free_slots:
             raise QueueFullError(
                 f"{len(self._waiting)} requests are waiting; the queue holds {self.config.max_queue_size}"
@@ -73,9 +77,18 @@ class Scheduler:
         for request in requests:
             self._sequence += 1
             request.sequence = self._sequence
+            request.queued_at = now
             request.prompt_token_ids = tuple(request.prompt_token_ids)
             self._requests[request.request_id] = request
             self._waiting.push(request)
+
+    def _check_values(self, request: Request) -> None:
+        if request.sequence:
+            raise DuplicateRequestError("a Request object is used once; build another")
+        if not isfinite(request.priority):
+            raise ValueError(f"priority must be finite, not {request.priority}")
+        if request.max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens must not be negative, not {request.max_new_tokens}")
 
     def _check_fits(self, request: Request) -> None:
         length = request.num_prompt_tokens
@@ -87,7 +100,7 @@ class Scheduler:
                 f"{self.config.max_model_len} tokens"
             )
         pool_tokens = self.config.num_pages * self.config.page_size
-        if length + max(request.max_new_tokens - 1, 0) > pool_tokens:
+        if request.max_new_tokens > self.max_new_tokens_for(length):
             raise NeverFitsError(
                 f"{length} prompt tokens and {request.max_new_tokens} new ones exceed the KV pool of {pool_tokens} tokens"
             )
@@ -108,14 +121,14 @@ class Scheduler:
         """End every request with an error, and forget the steps in flight: the device is gone."""
         events = tuple(self._finish(request, FinishReason.ERROR, error) for request in list(self._requests.values()))
         while self._in_flight:
-            self.pages.end_quarantine(self._in_flight.popleft().step_id)
+            self.pages.end_quarantine(self._in_flight.popleft()[0].step_id)
         return events
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """Whether `plan` could find something to run, now or once the steps in flight are committed."""
-        return bool(self._waiting) or bool(self._running)
+        """Whether a request is live, so that `plan` finds something to run now or once the steps in flight are committed."""
+        return bool(self._requests)
 
     @property
     def num_in_flight(self) -> int:
@@ -130,107 +143,17 @@ class Scheduler:
         """
         if len(self._in_flight) > 1:
             raise InvariantError("two plans are in flight; commit the older one first")
-        self._preempted = []
-        self._running.sort(key=self._policy.running_key)
-        self._reserve_growth()
-        if not self._preempted:
+        self._running.preempted = []
+        self._running.reserve_growth(now)
+        if not self._running.preempted:
             self._admission.admit(now)
-        rows = self._rows()
-        plan = StepPlan(self._step_id + 1, rows, tuple(self._preempted))
+        step_id = self._step_id + 1
+        rows = build_rows(self._running, self.config.max_num_batched_tokens, step_id, self.config.page_size)
+        plan = StepPlan(step_id, rows, tuple(self._running.preempted))
         if rows:
-            self._step_id += 1
-            self._in_flight.append(plan)
+            self._step_id = step_id
+            self._in_flight.append((plan, tuple([self._requests[row.request_id] for row in rows])))
         return plan
-
-    def _wants(self, request: Request) -> int:
-        """Tokens that the request could compute now; 0 when the token that is pending will be its last."""
-        if request.num_pending_tokens and len(request.output_token_ids) + 1 >= request.max_new_tokens:
-            return 0
-        return request.num_uncomputed_tokens
-
-    def _reserve_growth(self) -> None:
-        """Give every running request the page for its next token, the most important first.
-
-        When no page is left the least important running request is put back, which may be the one that asks. This comes
-        before any row is built, so no planned row is ever taken back.
-        """
-        size = self.config.page_size
-        for request in list(self._running):
-            if request.status is not RequestStatus.RUNNING or not self._wants(request):
-                continue
-            while len(request.page_ids) * size <= request.num_computed_tokens:
-                if self.pages.num_available:
-                    request.page_ids.extend(self.pages.allocate(1))
-                    continue
-                if self.pages.num_quarantined:
-                    break  # a page comes back when the step in flight ends; nobody is put back for that
-                victim = self._running[-1]
-                self._put_back(victim)
-                if victim is request:
-                    break
-
-    def _rows(self) -> tuple[PlannedRow, ...]:
-        """Hand out the token budget: one token to each request that decodes, the rest to prompts by importance."""
-        budget = self.config.max_num_batched_tokens
-        size = self.config.page_size
-        self._running.sort(key=self._policy.running_key)
-        candidates = self._running
-        if len(candidates) > budget:
-            # Too many for one step: those that have waited longest for a row go first, so that nobody starves.
-            candidates = sorted(candidates, key=lambda request: request.last_step)[:budget]
-        singles: list[Request] = []
-        chunks: list[Request] = []
-        for request in candidates:
-            wants = self._wants(request)
-            if wants and len(request.page_ids) * size > request.num_computed_tokens:
-                (singles if wants == 1 else chunks).append(request)
-        decodes = [self._row(request, 1) for request in singles]
-        budget -= len(decodes)
-        prefills = []
-        for index, request in enumerate(chunks):
-            # The chunks behind keep a token each, when everybody is rotated through a budget this small.
-            reserved = len(chunks) - index - 1 if candidates is not self._running else 0
-            count = min(self._wants(request), budget - reserved)
-            if count <= 0:
-                break
-            budget -= count
-            prefills.append(self._row(request, count))
-        decodes.sort(key=lambda row: not row.samples)
-        return (*decodes, *prefills)
-
-    def _row(self, request: Request, count: int) -> PlannedRow:
-        start = request.num_computed_tokens
-        known = request.num_known_tokens
-        feeds_sampled = start == known
-        end = start + count
-        samples = end == known + request.num_pending_tokens and request.max_new_tokens > 0
-        starts = request.last_step == 0
-        request.last_step = self._step_id + 1
-        request.num_computed_tokens = end
-        num_outputs = len(request.output_token_ids) + request.num_pending_tokens
-        request.num_pending_tokens += samples
-        if len(request.page_ids_snapshot) != len(request.page_ids):
-            request.page_ids_snapshot = tuple(request.page_ids)
-        prompt = request.prompt_token_ids
-        if request.slot is None:
-            raise InvariantError(f"{request.request_id} runs without a slot")
-        return PlannedRow(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            slot=request.slot,
-            starts=starts,
-            token_start=start,
-            token_ids=(0,) if feeds_sampled else request.tokens(start, end),
-            feeds_sampled=feeds_sampled,
-            page_ids=request.page_ids_snapshot,
-            samples=samples,
-            num_prompt_tokens=len(prompt),
-            num_output_tokens=num_outputs,
-            prompt_token_ids=tuple(prompt) if starts else (),
-            output_token_ids=tuple(request.output_token_ids) if starts else (),
-            next_token_ids=() if start >= len(prompt) else tuple(prompt[start + 1 : end + 1]),
-            sampling=request.sampling,
-        )
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -240,16 +163,15 @@ class Scheduler:
         Raises:
             InvariantError: the plan is not the oldest in flight, or the result does not belong to it.
         """
-        if not self._in_flight or self._in_flight[0] is not plan:
+        if not self._in_flight or self._in_flight[0][0] is not plan:
             raise InvariantError("plans are committed in the order in which they were made")
         if result.step_id != plan.step_id or len(result.rows) != len(plan.rows):
             raise InvariantError("the result does not belong to the plan")
-        self._in_flight.popleft()
+        _, requests = self._in_flight.popleft()
         self.pages.end_quarantine(plan.step_id)
         events = []
-        for row, outcome in zip(plan.rows, result.rows, strict=True):
-            request = self._requests.get(row.request_id)
-            if request is None or request.attempt != row.attempt or request.status is not RequestStatus.RUNNING:
+        for request, row, outcome in zip(requests, plan.rows, result.rows, strict=True):
+            if request.attempt != row.attempt or request.status is not RequestStatus.RUNNING:
                 continue
             event = self._commit_row(request, row, outcome)
             if event is not None:
@@ -264,7 +186,9 @@ class Scheduler:
                 raise InvariantError(f"a row of {row.request_id} should have drawn a token")
             request.num_pending_tokens -= 1
             request.output_token_ids.append(outcome.token_id)
-        self._register_pages(request, row.kv_length)
+        num_full_pages = (row.token_start + len(row.token_ids)) // self.config.page_size
+        if num_full_pages > request.num_registered_pages and self.config.enable_prefix_reuse:
+            self._register_pages(request, num_full_pages)
         reason = self._finish_reason(request, row)
         if reason is None and not row.samples and outcome.prompt_logprobs is None:
             return None
@@ -278,25 +202,22 @@ class Scheduler:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(outputs) >= request.max_new_tokens else None
 
-    def _register_pages(self, request: Request, num_tokens: int) -> None:
-        """Index the pages that are full now that positions below `num_tokens` are computed and known."""
-        if not self.config.enable_prefix_reuse:
-            return
-        full = num_tokens // self.config.page_size
-        for index in range(request.num_registered_pages, full):
-            self._admission.extend_digests(request, index + 1)
+    def _register_pages(self, request: Request, num_full_pages: int) -> None:
+        """Index the pages that are full of tokens that are computed and known."""
+        self._admission.extend_digests(request, num_full_pages)
+        for index in range(request.num_registered_pages, num_full_pages):
             self.pages.register(request.page_ids[index], request.page_digests[index])
-        request.num_registered_pages = max(request.num_registered_pages, full)
+        request.num_registered_pages = num_full_pages
 
     def _event(self, request: Request, outcome: RowResult, reason: FinishReason | None = None) -> Event:
         return Event(
-            request_id=request.request_id,
-            token_id=outcome.token_id,
-            logprobs=outcome.logprobs,
-            prompt_logprobs=outcome.prompt_logprobs,
-            finish_reason=reason,
-            num_cached_tokens=request.num_cached_tokens,
-            error=outcome.error,
+            request.request_id,
+            outcome.token_id,
+            outcome.logprobs,
+            outcome.prompt_logprobs,
+            reason,
+            request.num_cached_tokens,
+            outcome.error,
         )
 
     def _finish(
@@ -304,36 +225,12 @@ class Scheduler:
     ) -> Event:
         """End a request: out of the queue or off its slot, pages released."""
         if not self._waiting.remove(request.request_id):
-            self._leave_running(request)
+            self._running.leave(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.num_pending_tokens = 0
         del self._requests[request.request_id]
         return self._event(request, outcome or RowResult(None, error=error), reason)
-
-    def _put_back(self, victim: Request) -> None:
-        """Preempt: forget what is computed, keep what was said, and wait again. Results in flight become stale."""
-        self._leave_running(victim)
-        victim.status = RequestStatus.PREEMPTED
-        victim.attempt += 1
-        victim.num_preemptions += 1
-        victim.num_computed_tokens = 0
-        victim.num_pending_tokens = 0
-        victim.num_registered_pages = 0
-        victim.last_step = 0
-        self._num_preemptions += 1
-        self._preempted.append(victim.request_id)
-        self._waiting.push(victim)
-
-    def _leave_running(self, request: Request) -> None:
-        self._running.remove(request)
-        in_flight = bool(self._in_flight) and request.last_step >= self._in_flight[0].step_id
-        self.pages.release(request.page_ids, request.last_step if in_flight else None)
-        request.page_ids = []
-        request.page_ids_snapshot = ()
-        if request.slot is not None:
-            self._admission.free_slots.append(request.slot)
-            request.slot = None
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -344,11 +241,11 @@ class Scheduler:
             num_waiting=len(self._waiting),
             pages_in_use=self.pages.num_in_use,
             num_pages=self.config.num_pages,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._running.num_preemptions,
             prefix_cache_queries=self._admission.num_queried_tokens,
             prefix_cache_hits=self._admission.num_hit_tokens,
         )
 
     def check(self) -> None:
         """Raise InvariantError if any bookkeeping is off. Costs a pass over all pages; for tests and idle moments."""
-        check_scheduler(self.config, self.pages, self._requests, self._waiting, self._running, self._admission.free_slots)
+        check_scheduler(self.config, self.pages, self._requests, self._waiting, self._running)

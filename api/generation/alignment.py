@@ -1,7 +1,7 @@
 """Logprobs kept in step with the text that is let out. Owned by one `ChoiceStream` whose caller asked for logprobs.
 
 The rule: a token's string and bytes are what it adds to the answer, so that joining them gives the answer's text. Hence
-- a token that leaves a character unfinished adds the string "" and its bytes; the token that finishes it adds the character;
+- a token that leaves a character unfinished adds "" and its bytes; the token that finishes it adds the character;
 - a special token, an end-of-sequence or stop token adds "" and no bytes;
 - a token is let out when all its text is, so that the tokens of a chunk, joined, are the chunk's text;
 - at a stop string, the token in which it begins is cut short, and the tokens after that are left out;
@@ -84,7 +84,7 @@ class Alignment:
         return self._pop_ready()
 
     def cut(self) -> list[AlignedToken]:
-        """A stop string begins where the released text ends: the token that holds that place, cut short; drops the rest."""
+        """A stop string begins where the released text ends: the token there, cut short, and no more."""
         tokens = self._pop_ready()
         if self._waiting and self._waiting[0].start < self._released:
             first = self._waiting[0]

@@ -1,8 +1,8 @@
 """From the engine's thread to the event loop: events are collected without a lock and handed over once per step.
 
-One `EventBridge` per server: `flush` is the engine's `on_step_done` hook. Each call to the API has a `Mailbox` whose `put`
-is the sink that the engine is given. A wake-up of the loop costs a system call, so there is one per step, not per token;
-an event that comes from elsewhere (an abort) brings its own.
+One `EventBridge` per server: `flush` is the engine's `on_step_done` hook. Each call to the API has a `Mailbox` whose
+`put` is the sink that the engine is given. A wake-up of the loop costs a system call, so there is one per step, not per
+token; an event that comes from elsewhere (an abort) brings its own.
 """
 
 import asyncio

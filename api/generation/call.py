@@ -1,8 +1,8 @@
 """All choices of one call to the API: submitted together, fed by the engine's events, ended together.
 
-Made by `api/generation/answer.py` for each request to a completion route. Everything here runs on the event loop; events are
-handled as they come, whether or not the client reads, so that a slow reader holds up neither its own stop strings nor
-the metrics: what it has not read yet simply grows together into one larger delta.
+Made by `service.py` for each request to a completion route. Everything here runs on the event loop; events are handled
+as they come, whether or not the client reads, so that a slow reader holds up neither its own stop strings nor the
+metrics: what it has not read yet simply grows together into one larger delta.
 """
 
 import asyncio
@@ -33,12 +33,13 @@ class PlannedChoice:
 class Choice:
     """A choice of a call: its stream, and what is kept about it."""
 
-    __slots__ = ("index", "is_due", "meter", "prompt_index", "request_id", "stream")
+    __slots__ = ("index", "is_due", "meter", "num_prompt_tokens", "prompt_index", "request_id", "stream")
 
     def __init__(self, planned: PlannedChoice, tables: TokenTables, meter: RequestMeter):
         self.request_id = planned.request.request_id
         self.index = planned.rules.index
         self.prompt_index = planned.rules.prompt_index
+        self.num_prompt_tokens = planned.request.num_prompt_tokens
         self.stream = ChoiceStream(planned.rules, tables)
         self.meter = meter
         self.is_due = False
@@ -50,6 +51,8 @@ class GenerationCall:
     Attributes, for reading:
         choices: in the order of their index.
         failure: why the call as a whole has failed; its requests are aborted then.
+        first_token_at: of whichever choice, in seconds of `time.monotonic`.
+        is_closed: whether `close` was called.
     """
 
     def __init__(
@@ -74,7 +77,8 @@ class GenerationCall:
         self._due: list[Choice] = []
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
+        self.first_token_at: float | None = None
+        self.is_closed = False
 
     def submit(self, timeout_secs: float) -> None:
         """Hand the requests to the engine, all or none; `timeout_secs` later the call fails unless it is over.
@@ -120,9 +124,9 @@ class GenerationCall:
 
     def close(self) -> None:
         """End what still runs: the client is gone or has its answer. Idempotent; metrics still see the last events."""
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._abort_rest()
@@ -137,7 +141,7 @@ class GenerationCall:
             self._wake()
 
     def _fail(self, failure: ApiError) -> None:
-        if self.failure is None and not self._closed:
+        if self.failure is None and not self.is_closed:
             self.failure = failure
             self._abort_rest()
 
@@ -170,6 +174,8 @@ class GenerationCall:
         stream = choice.stream
         stream.push(event)
         if event.token_id is not None:
+            if self.first_token_at is None:
+                self.first_token_at = now
             choice.meter.on_tokens(1, now)
         reason = stream.finish_reason
         if reason is not None:

@@ -113,7 +113,8 @@ class ChoiceStream:
         if self.finish_reason is not None:
             return
         if event.prompt_logprobs is not None:
-            self._prompt_logprobs.extend(event.prompt_logprobs)  # type: ignore[call-overload]
+            assert isinstance(event.prompt_logprobs, tuple)
+            self._prompt_logprobs.extend(event.prompt_logprobs)
         token_id = event.token_id
         reason = event.finish_reason
         if not self._begun and (token_id is not None or reason is not None):

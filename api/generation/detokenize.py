@@ -1,4 +1,4 @@
-"""From token ids to text, one token at a time. Used by `choice.py` for every answer, and by the prompts that are echoed.
+"""From token ids to text, one token at a time. Used by `choice.py` for every answer and every echoed prompt.
 
 Streamed and whole answers go through the same `Detokenizer`, so that their texts are equal by construction. It works on
 the bytes of tokens, never on decoded pieces: a character may be spread over several tokens.

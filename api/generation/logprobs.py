@@ -1,14 +1,14 @@
-"""OpenAI's two shapes of logprobs, from aligned tokens. Used for chunks and whole answers alike.
+r"""OpenAI's two shapes of logprobs, from aligned tokens. Used for chunks and whole answers alike.
 
 How a token is spelled: in the answer itself by the text that it adds (see `alignment.py`), as an alternative by its own
-text, or as `bytes:\\xf0\\x9f` where it holds only part of a character, as OpenAI's completions do. −∞ is -9999.0.
+text, or as `bytes:\xf0\x9f` where it holds only part of a character, as OpenAI's completions do. −∞ is -9999.0.
 """
 
 from collections.abc import Sequence
 
 from api.generation.alignment import AlignedToken
 from api.generation.detokenize import TokenPieces
-from api.protocol.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from api.generation.wire import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 
 LEAST_LOGPROB = -9999.0
 

@@ -3,6 +3,7 @@
 Registered by `api/app.py`. None of them needs a model, so that they answer while it is being loaded.
 """
 
+import asyncio
 import platform
 import time
 from functools import cache
@@ -20,6 +21,7 @@ REPORTED_PACKAGES = ("jax", "jaxlib", "flax", "quart", "uvicorn", "tokenizers", 
 
 def register(app: Quart, server: ServerState) -> None:
     """Add the routes to `app`."""
+    scraping = asyncio.Lock()
 
     @app.get("/health")
     async def health() -> Response:
@@ -36,8 +38,9 @@ def register(app: Quart, server: ServerState) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """A Prometheus scrape."""
-        body, content_type = server.metrics.render(request.headers.get("Accept", ""))
+        """A Prometheus scrape; one at a time, in a thread, so that scraping does not hold up streams."""
+        async with scraping:
+            body, content_type = await asyncio.to_thread(server.metrics.render, request.headers.get("Accept", ""))
         return Response(body, content_type=content_type)
 
     @app.get("/version")

@@ -65,7 +65,9 @@ def _arrays(source: WeightSource, dtype: str) -> Iterator[tuple[str, np.ndarray]
 
 def _reshaped(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
     if array.size != math.prod(shape):
-        raise UnsupportedModelError(f"{name} holds {array.size} numbers, the configuration calls for {math.prod(shape)}")
+        raise UnsupportedModelError(
+            f"{name} holds {array.size} numbers, the configuration calls for {math.prod(shape)}"
+        )
     return array.reshape(shape)
 
 

@@ -1,0 +1,125 @@
+"""Who gets in: every route of the server with no key, wrong keys, odd keys and odd methods (B56), and CORS."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from api.auth import OPEN_ROUTES, Authenticator, Verdict
+from api.config_loading import resolve
+from tests.api.serving import Served, make_server, served
+
+KEY, ADMIN = "sk-clé-0123456789", "admin-0123456789"
+ORIGIN = "https://page.example"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    config = resolve({"api_keys": [KEY, "second"], "admin_keys": [ADMIN], "cors_origins": [ORIGIN]})
+    with served(config=config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+def bearer(key: str) -> dict[str, bytes]:
+    return {"Authorization": b"Bearer " + key.encode()}
+
+
+def paths() -> list[str]:
+    app, _, engine = make_server()
+    engine.stop()
+    return sorted({str(rule.rule).replace("<name>", "x") for rule in app.url_map.iter_rules()})
+
+
+@pytest.mark.parametrize("path", [*paths(), "/", "/nowhere", "/docs", "/v1", "/v1/completions/", "//health", "/health/"])
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])
+def test_default_deny(client: httpx.Client, path: str, method: str) -> None:
+    for headers in ({}, bearer("wrong"), {"x-api-key": b"wrong"}, {"Authorization": KEY.encode()}):
+        response = client.request(method, path, headers=headers)
+        if path in OPEN_ROUTES:
+            assert response.status_code in (200, 405)
+            continue
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+        if method != "HEAD":
+            assert response.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [bearer(KEY), bearer("second"), {"x-api-key": KEY.encode()}, {"Authorization": b"bearer   second"}]
+    + [{**bearer("wrong"), "x-api-key": b"second"}],
+)
+def test_a_right_key_in_either_header(client: httpx.Client, headers: dict[str, bytes]) -> None:
+    assert client.get("/version", headers=headers).status_code == 200
+    assert client.post("/v1/completions", headers=headers, json={}).status_code == 200
+    assert client.get("/nowhere", headers=headers).status_code == 404
+
+
+def test_odd_credentials_are_wrong_and_harmless(client: httpx.Client) -> None:
+    for value in (b"", b"Bearer", b"Bearer \xff\xfe", b"Basic c2Vjb25k", b"Bearer second second", b"second"):
+        assert client.get("/version", headers={"Authorization": value}).status_code == 401
+    doubled = httpx.Headers([("Authorization", "Bearer second"), ("Authorization", "Bearer wrong")])
+    assert client.get("/version", headers=doubled).status_code == 401
+    assert client.get("/version?api_key=second").status_code == 401
+
+
+def test_an_admin_key_opens_operations_and_nothing_else(client: httpx.Client) -> None:
+    for path in ("/metrics", "/version", "/server_info"):
+        assert client.get(path, headers=bearer(ADMIN)).status_code == 200
+    assert client.post("/v1/completions", headers=bearer(ADMIN), json={}).status_code == 401
+    assert client.get("/v1/models/x", headers=bearer(ADMIN)).status_code == 401
+
+
+def test_a_refused_caller_is_not_read(server: Served) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n"
+    answer = server.exchange(head, wait_secs=2)
+    assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+def test_no_keys_no_questions() -> None:
+    assert Authenticator().check("/metrics", []) is Verdict.ALLOWED
+
+
+def test_keys_are_whole(client: httpx.Client) -> None:
+    for key in (KEY[:-1], KEY + "x", KEY.upper(), KEY.encode().decode("latin-1")):
+        assert client.get("/version", headers=bearer(key)).status_code == 401
+
+
+def test_preflight_of_a_known_page(client: httpx.Client) -> None:
+    asked = {
+        "Origin": ORIGIN,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type",
+    }
+    answer = client.options("/v1/completions", headers=asked)
+    assert answer.status_code == 204
+    assert answer.headers["access-control-allow-origin"] == ORIGIN
+    assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
+    stranger = client.options("/v1/completions", headers={**asked, "Origin": "https://other.example"})
+    assert stranger.status_code == 401
+    assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_answers_to_pages(client: httpx.Client) -> None:
+    known = client.post("/v1/completions", headers={**bearer("second"), "Origin": ORIGIN}, json={})
+    assert known.headers["access-control-allow-origin"] == ORIGIN
+    assert known.headers["vary"] == "Origin"
+    error = client.post("/v1/completions", headers={"Origin": ORIGIN}, json={})
+    assert (error.status_code, error.headers["access-control-allow-origin"]) == (401, ORIGIN)
+    other = client.post("/v1/completions", headers={**bearer("second"), "Origin": "https://other.example"}, json={})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_without_origins_no_page_is_let_in() -> None:
+    with served() as running, running.client() as client:
+        answer = client.get("/health", headers={"Origin": ORIGIN})
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        # What a page can send without a preflight is not JSON, and is refused.
+        simple = client.post("/v1/completions", headers={"Origin": ORIGIN, "Content-Type": "text/plain"}, content=b"{}")
+        assert simple.status_code == 415
