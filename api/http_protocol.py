@@ -8,6 +8,7 @@ signed length, bad chunks (RFC 9112, 6.3 and 7.1). Here such a connection gets o
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.protocol.errors import ApiError
@@ -16,9 +17,10 @@ from api.refusals import headers_too_large, malformed_http, raw_response, too_sl
 MAX_HEADER_BYTES = 64 << 10
 MAX_HEADERS = 128
 HEADER_TIMEOUT_SECS = 20.0
+UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
-class _HeadersTooLarge(Exception):
+class _Refused(Exception):
     """Stops the parser."""
 
 
@@ -28,6 +30,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._reads_headers = True
         self._made_progress = False
+        self._declines_upgrade = False
         self._header_bytes = self._unparsed_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
         super().connection_made(transport)
@@ -41,7 +44,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._made_progress = False
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self._refuse(headers_too_large() if self._is_over_limit() else malformed_http())
         if self._made_progress or self.transport.is_closing():
             return
         # A header or trailer line that never ends is kept by the parser, unseen by `on_header`: count what it was fed.
@@ -63,7 +73,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._progress()
-        super().on_message_complete()
+        if not self._declines_upgrade:
+            super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -72,19 +83,32 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
         if len(self.headers) >= MAX_HEADERS:
-            raise _HeadersTooLarge
+            raise _Refused
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._progress()
+        if self.parser.get_http_version() not in ("1.0", "1.1") or self.parser.get_method() == b"CONNECT":
+            raise _Refused
+        if self.parser.should_upgrade():
+            # The parser would skip the body. The request is taken up again without the offer.
+            self._declines_upgrade = True
+            return
         self._reads_headers = False
         self._stop_header_timer()
         super().on_headers_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """The parser has given up."""
-        too_large = self._header_bytes > MAX_HEADER_BYTES or len(self.headers or ()) >= MAX_HEADERS
-        self._refuse(headers_too_large() if too_large else malformed_http())
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Decline an upgrade as RFC 9110 (7.8) allows, by answering as if it had not been offered."""
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + self.parser.get_http_version().encode()]
+        lines += [name + b": " + value for name, value in self.headers if name not in UPGRADE_HEADERS]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._declines_upgrade = False
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+    def _is_over_limit(self) -> bool:
+        return self._header_bytes > MAX_HEADER_BYTES or len(self.headers or ()) >= MAX_HEADERS
 
     def _progress(self) -> None:
         self._made_progress = True
@@ -93,7 +117,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > MAX_HEADER_BYTES:
-            raise _HeadersTooLarge
+            raise _Refused
 
     def _refuse(self, error: ApiError) -> None:
         """Answer, unless an answer is under way already, and close."""

@@ -71,6 +71,7 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event = asyncio.Event()
         self._stop_requested = False
+        self._engine_was_stopped = False
 
     def request_stop(self, why: str) -> bool:
         """Ask for a drain. False if that was asked for before."""
@@ -196,7 +197,7 @@ class Supervisor:
             logger.info("drained")
         elif engine.state is not EngineState.DEAD:
             logger.warning("the drain took too long", open_requests=self.state.num_open_requests)
-            await asyncio.to_thread(engine.stop, ENGINE_STOP_SECS)
+            await self._stop_engine()
             await self._until_idle(CUT_GRACE_SECS, even_if_dead=True)
             return 0
         return await self._mourn() if engine.state is EngineState.DEAD else 0
@@ -230,7 +231,12 @@ class Supervisor:
             transport = getattr(connection, "transport", None)
             if transport is not None:
                 transport.abort()
-        if self.state.is_attached:
+        await self._stop_engine()
+
+    async def _stop_engine(self) -> None:
+        """End the engine's loop, once; open requests end with an error. One that hangs is left behind."""
+        if self.state.is_attached and not self._engine_was_stopped:
+            self._engine_was_stopped = True
             await asyncio.to_thread(self.state.engine.stop, ENGINE_STOP_SECS)
 
     def _announce_ready(self) -> None:

@@ -1,1 +1,1 @@
-"""Measurements of any OpenAI-compatible server, side by side: `bench.serve` and `bench.priority`. See bench/README.md."""
+"""Measurements of OpenAI-compatible servers, side by side: `bench.serve`, `bench.priority`. See bench/README.md."""

@@ -1,7 +1,7 @@
 """Reads one streamed completion: server-sent events → times of text, token counts, and whether it ended as it should.
 
-A stream is fed by `bench/http_client.py` and asked for its record by `bench/load.py`. Both OpenAI routes are understood.
-Format: the HTML standard's event streams, and OpenAI's completion chunks.
+Fed by `bench/http_client.py` and read by `bench/load.py`. Both of OpenAI's completion routes are understood. Format:
+the HTML standard's event streams, and OpenAI's chunks.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Sends requests and notes what happened to each: a closed loop of clients, or an open loop of Poisson arrivals.
 
-Called by `bench/serve.py` and `bench/priority.py`. Every loop ends by a count and by a time, whichever comes first; what
-is in flight then may end within `drain_secs`, and is cut off after that.
+Called by `bench/serve.py` and `bench/priority.py`. Every loop ends by a count and by a time, whichever comes first;
+what is in flight then may end within `drain_secs`, and is cut off after that.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a loop saw. `started` is its own start, `ended` the end of the last answer; `cpu_secs` this process spent."""
+    """What a loop saw, from its `started` to the end of the last answer. `cpu_secs` is what this process spent."""
 
     started: float
     ended: float

@@ -1,7 +1,7 @@
 """Measures what this machine can do at most: memory reads and matrix products. `python -m bench.machine` prints it.
 
-`bench/serve.py` runs it as a process of its own, while no server is busy, so that jax's threads and memory are gone when
-the load begins. Products run on jax's default device, reads on the processor; on a GPU the read speed is the device's.
+`bench/serve.py` runs it as a process of its own, while no server is busy, so that jax's threads and memory are gone
+when the load begins. Reads and products are those of jax's default device.
 """
 
 import argparse

@@ -52,7 +52,7 @@ class _ServerInfo(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Parameters that take part in matrix products: in the layers for every token, in the head for sampled ones only."""
+    """Parameters of the matrix products: the layers' for every token, the head's for sampled tokens only."""
 
     layer_parameters: float
     head_parameters: float

@@ -31,5 +31,5 @@ WORDS = tuple(
 
 
 def random_prompt(rng: Random, num_words: int) -> str:
-    """`num_words` words drawn with replacement. Long prompts hardly ever share a beginning, so no prefix cache helps."""
+    """`num_words` words drawn with replacement. Long prompts hardly ever begin alike, so no prefix cache helps."""
     return " ".join(rng.choices(WORDS, k=num_words))

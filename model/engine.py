@@ -22,6 +22,8 @@ Sink = Callable[[Event], None]
 
 # How long before the expected end of a step the next one is planned. Covers planning, staging and dispatch.
 PLANNING_LEAD_SECS = 0.004
+# Under constant load a program that is missing is compiled after this long all the same.
+IDLE_WAIT_SECS = 20.0
 
 logger = logging.getLogger(__name__)
 
@@ -175,11 +177,20 @@ class Engine:
             self._die(f"{type(error).__name__} in the engine")
 
     def _warm_up_rest(self) -> None:
-        """Compile what only saves padding, while the engine serves already. A failure costs speed, not answers."""
+        """Compile what only saves padding, preferably while nothing runs. A failure costs speed, not answers."""
         try:
-            self._runner.warm_up_rest(lambda: self._stopping)
+            while not self._stopping:
+                self._await_idleness(IDLE_WAIT_SECS)
+                if not self._runner.compile_next():
+                    return
         except Exception:
             logger.exception("background compilation failed; steps are padded to the programs that exist")
+
+    def _await_idleness(self, limit: float) -> None:
+        """Return once nothing runs or waits, or after `limit` seconds."""
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline and self._scheduler.has_work() and not self._stopping:
+            time.sleep(0.05)
 
     def _die(self, reason: str) -> None:
         with self._lock:

@@ -124,7 +124,7 @@ def _byte_level_bpe(metadata: dict[str, Any]) -> dict[str, Any]:
         known = ", ".join(_PRE_TOKENIZERS)
         raise UnsupportedModelError(f"GGUF pre-tokenizer {pre!r} is not supported; known: {known}")
     vocab = {text: index for index, text, _ in _tokens(metadata)}
-    merges = [merge.split(" ", 1) for merge in metadata["tokenizer.ggml.merges"]]
+    merges = [merge.split(" ", 1) for merge in metadata.get("tokenizer.ggml.merges") or []]
     normalizer = {"type": "NFC"} if "qwen" in pre else None
     return {
         "normalizer": normalizer,

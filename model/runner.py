@@ -111,13 +111,13 @@ class Runner:
         jax.block_until_ready(self._kv)
         on_progress(total, total)
 
-    def warm_up_rest(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Compile the other programs of the lattice. May run in another thread while steps run."""
+    def compile_next(self) -> bool:
+        """Compile one more program of the lattice; False if none is missing. May run in another thread beside steps."""
         for layout in self._layouts:
-            if should_stop():
-                return
             if layout not in self._programs:
                 self._programs[layout] = self._compile(layout)
+                return True
+        return False
 
     def dispatch(self, plan: StepPlan) -> StepHandle:
         """Start a step that has rows; returns without waiting for the device."""

@@ -1,7 +1,7 @@
 """Who leaves the waiting queue, and who makes room. Used by `Scheduler.plan` alone.
 
-A request starts when it has a slot and pages for all tokens it knows, so that two half-started prompts cannot block each
-other. The head of the queue is never skipped for a smaller request behind it.
+A request starts when it has a slot and pages for all tokens it knows, so that two half-started prompts cannot block
+each other. The head of the queue is never skipped for a smaller request behind it.
 """
 
 from scheduler.config import SchedulerConfig
@@ -110,8 +110,10 @@ class Admission:
         """
         evictable = [request for request in self._running.requests if self._policy.may_evict(head, request)]
         slots = 1 - len(self._running.free_slots)
-        pages = missing + self._headroom(head) - (
-            self._pages.num_available + self._pages.num_quarantined - self._pages.num_unheld(cached)
+        pages = (
+            missing
+            + self._headroom(head)
+            - (self._pages.num_available + self._pages.num_quarantined - self._pages.num_unheld(cached))
         )
         if not evictable or pages > sum(len(request.page_ids) for request in evictable):
             return False

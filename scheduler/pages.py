@@ -1,8 +1,8 @@
 """Pages of KV: who holds them, which hold a known prefix, which may be taken. Owned by `Scheduler`.
 
-A page is in exactly one place: free (nothing worth keeping), cached (nobody holds it, but its content is indexed and may
-be shared again; least recently used goes first), held (reference count > 0), or in quarantine (nobody holds it, but a
-step in flight can still touch it). A page in quarantine may be shared again if its content is indexed; it may not be
+A page is in exactly one place: free (nothing worth keeping), cached (nobody holds it, but its content is indexed and
+may be shared again; least recently used goes first), held (reference count > 0), or in quarantine (nobody holds it, but
+a step in flight can still touch it). A page in quarantine may be shared again if its content is indexed; it may not be
 handed out for new content before the step is committed.
 
 A full page is found again by a chained hash: BLAKE2b over the page's tokens, keyed with the digest of the page before

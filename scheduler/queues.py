@@ -1,18 +1,18 @@
-"""The order of the waiting: `fcfs` and `priority`, and the queue that keeps it. Used by `Scheduler` and its parts alone.
+"""The order of the waiting: `fcfs` and `priority`, and the queue that keeps it. Used by `Scheduler` and its parts.
 
 The rule of `priority`:
 
-- effective priority = given priority + aging_per_second · seconds waited. Time spent running does not count; time waited
-  before a preemption does. Highest goes first, equal ones by arrival (order of being added).
+- effective priority = given priority + aging_per_second · seconds waited. Time spent running does not count; time
+  waited before a preemption does. Highest goes first, equal ones by arrival (order of being added).
 - Requests of one given priority never overtake each other: they go by arrival. A preempted request arrived before those
-  that never started, and so goes before them. Whoever stands in front of a request that has aged more is served as if it
-  had aged as much.
+  that never started, and so goes before them. Whoever stands in front of a request that has aged more is served as if
+  it had aged as much.
 - A higher newcomer wins over a preempted request, unless that has aged past it.
 - Eviction compares given priorities: strictly lower only. A request that started because it had aged to the newcomer's
   given priority is spared, else it would be put back for ever.
 
-All the waiting age at one rate, so the order of two of them is fixed: effective(t) = priority + aging · (t − queued_at),
-of which priority − aging · queued_at alone tells requests apart. Keys are static and heaps serve.
+All the waiting age at one rate, so the order of two of them is fixed: effective(t) = priority + aging ·
+(t − queued_at), of which priority − aging · queued_at alone tells requests apart. Keys are static and heaps serve.
 """
 
 import heapq
@@ -226,6 +226,9 @@ class WaitingQueue:
 
     def _refresh(self, group: float, line: _Line) -> None:
         """A line has changed: find its front again and forget most of those that have left."""
+        if len(self._fronts) > 64 + 2 * len(self._lines):
+            self._fronts = [known.front for known in self._lines.values() if known.front is not None]
+            heapq.heapify(self._fronts)
         if not line.size:
             del self._lines[group]
             return
@@ -243,6 +246,3 @@ class WaitingQueue:
         if front != line.front:
             line.front = front
             heapq.heappush(self._fronts, front)
-            if len(self._fronts) > 64 + 2 * len(self._lines):
-                self._fronts = [known.front for known in self._lines.values() if known.front is not None]
-                heapq.heapify(self._fronts)

@@ -1,7 +1,7 @@
 """The running requests and their slots: starting, leaving, being put back. Owned by `Scheduler`; used by its parts.
 
-The running are kept in the order in which they share a step's tokens: most urgent first. Their keys stand still while they
-run, so nothing is sorted from step to step.
+The running are kept in the order in which they share a step's tokens: most urgent first, as if they still waited. Their
+keys stand still while they run, so nothing is sorted from step to step.
 """
 
 from bisect import insort
@@ -73,9 +73,9 @@ class RunningSet:
     def reserve_growth(self, now: float) -> None:
         """Give every running request the page for its next token, the most urgent first.
 
-        When no page is left, the one of lowest given priority, and of those the latest, is put back; that may be the one
-        that asks. A request that started because it had aged to the asker's priority is spared. This comes before any row
-        is built, so no planned row is ever taken back.
+        When no page is left, the one of lowest given priority, and of those the latest, is put back; that may be the
+        one that asks. A request that started because it had aged to the asker's priority is spared. This comes before
+        any row is built, so no planned row is ever taken back.
         """
         size = self._pages.page_size
         short = [request for request in self.requests if len(request.page_ids) * size <= request.num_computed_tokens]

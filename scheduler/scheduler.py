@@ -43,7 +43,7 @@ class Scheduler:
     # -- requests in and out ------------------------------------------------------------------------------------------
 
     def max_new_tokens_for(self, prompt_length: int) -> int:
-        """Output tokens that a prompt leaves room for, in the context and in the pool; negative if it does not even fit.
+        """Output tokens that a prompt leaves room for, in the context and in the pool; negative if it does not fit.
 
         The KV of the last token drawn is never needed, so the pool must hold one token less than the context.
         """
@@ -102,7 +102,8 @@ class Scheduler:
         pool_tokens = self.config.num_pages * self.config.page_size
         if request.max_new_tokens > self.max_new_tokens_for(length):
             raise NeverFitsError(
-                f"{length} prompt tokens and {request.max_new_tokens} new ones exceed the KV pool of {pool_tokens} tokens"
+                f"{length} prompt tokens and {request.max_new_tokens} new ones exceed the KV pool of "
+                f"{pool_tokens} tokens"
             )
 
     def get(self, request_id: str) -> Request | None:
@@ -127,7 +128,7 @@ class Scheduler:
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """Whether a request is live, so that `plan` finds something to run now or once the steps in flight are committed."""
+        """Whether a request is live: `plan` finds something to run now, or once the steps in flight are committed."""
         return bool(self._requests)
 
     @property
@@ -197,7 +198,9 @@ class Scheduler:
     def _finish_reason(self, request: Request, row: PlannedRow) -> FinishReason | None:
         outputs = request.output_token_ids
         if not row.samples:
-            return FinishReason.LENGTH if row.kv_length >= row.num_prompt_tokens and not request.max_new_tokens else None
+            return (
+                FinishReason.LENGTH if row.kv_length >= row.num_prompt_tokens and not request.max_new_tokens else None
+            )
         if outputs[-1] in request.stop_token_ids and len(outputs) >= request.min_new_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(outputs) >= request.max_new_tokens else None

@@ -68,7 +68,7 @@ class ChatShape:
     def _choice(self, choice: Choice) -> ChatChoice:
         delta = choice.stream.take()
         logprobs = None if self._names is None else chat_logprobs(delta.tokens, self._names)
-        return ChatChoice(choice.index, ChatMessage(delta.text), logprobs, _reason(delta))
+        return ChatChoice(choice.index, ChatMessage("assistant", delta.text), logprobs, _reason(delta))
 
 
 class CompletionShape:

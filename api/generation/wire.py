@@ -64,8 +64,8 @@ class CompletionLogprobs:
 class ChatMessage:
     """The assistant's turn."""
 
+    role: str
     content: str
-    role: str = "assistant"
     refusal: None = None
 
 

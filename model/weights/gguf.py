@@ -50,12 +50,13 @@ def open_gguf(path: Path) -> WeightSource:
         raise UnsupportedModelError(f"{path.name} is not a readable GGUF file: {error}") from error
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    tokenizer = tokenizer_spec(metadata)
+    _refuse_kinds(metadata, tensors)
     try:
+        tokenizer = tokenizer_spec(metadata)
         config = _config(metadata, tensors, tokenizer)
     except (KeyError, TypeError, ValueError) as error:
         raise UnsupportedModelError(f"{path.name} lacks or has an unexpected {error}") from error
-    permuted = metadata["general.architecture"] == "llama"
+    permuted = config.architecture == "llama"
 
     def read(name: str) -> np.ndarray:
         tensor = tensors.get(_gguf_name(name))
@@ -89,7 +90,7 @@ def _interleaved_to_halves(array: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
 
 
-def _config(metadata: dict[str, Any], tensors: dict[str, Any], tokenizer: TokenizerSpec) -> ModelConfig:
+def _refuse_kinds(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
@@ -101,8 +102,14 @@ def _config(metadata: dict[str, Any], tensors: dict[str, Any], tokenizer: Tokeni
         if name.endswith(".bias") and not name.endswith(("attn_q.bias", "attn_k.bias", "attn_v.bias")):
             raise UnsupportedModelError(f"the tensor {name} is not supported")
 
+
+def _config(metadata: dict[str, Any], tensors: dict[str, Any], tokenizer: TokenizerSpec) -> ModelConfig:
+    architecture = metadata["general.architecture"]
+
     def value(key: str, default: Any = None) -> Any:
         found = metadata.get(f"{architecture}.{key}", default)
+        if found is None:
+            raise KeyError(f"{architecture}.{key}")
         if isinstance(found, list):
             raise UnsupportedModelError(f"{architecture}.{key} differs from layer to layer, which is not supported")
         return found
@@ -127,17 +134,13 @@ def _config(metadata: dict[str, Any], tensors: dict[str, Any], tokenizer: Tokeni
         rms_norm_eps=float(str(np.float32(value("attention.layer_norm_rms_epsilon")))),
         rope_theta=float(value("rope.freq_base", 10000.0)),
         rope_scaling=_rope_scaling(value, tensors),
-        sliding_window=_optional_int(value("attention.sliding_window")),
+        sliding_window=int(value("attention.sliding_window", 0)) or None,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
         tie_word_embeddings="output.weight" not in tensors,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_ids=tokenizer.eos_token_ids,
     )
-
-
-def _optional_int(value: Any) -> int | None:
-    return int(value) if value else None
 
 
 def _rope_scaling(value: Any, tensors: dict[str, Any]) -> RopeScaling:

@@ -58,6 +58,9 @@ class Process:
         code = self.popen.wait(timeout_secs)
         for thread in self._threads:
             thread.join(5)
+        for pipe in (self.popen.stdout, self.popen.stderr):
+            if pipe is not None:
+                pipe.close()
         return code
 
     def get(self, path: str) -> httpx.Response:

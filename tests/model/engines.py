@@ -12,6 +12,7 @@ import numpy as np
 from model.config import ModelConfig
 from model.decoder import param_shapes
 from model.engine import Engine
+from model.engine_types import EngineState
 from model.mesh import param_sharding
 from model.runner import Runner, RunnerConfig
 from model.sampling import SamplingParams, TokenLogprobs
@@ -51,6 +52,7 @@ def make_engine(
     vocab_size: int | None = None,
     dtype: str = "float32",
     before_step=lambda: None,
+    device_pages: int = DEVICE_PAGES,
     **changes,
 ) -> Engine:
     """An engine that is not started; `changes` are those of `SchedulerConfig`."""
@@ -62,7 +64,7 @@ def make_engine(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
         # The same for every test, so that programs are shared: a smaller pool is the scheduler's affair alone.
-        num_pages=DEVICE_PAGES,
+        num_pages=device_pages,
         page_size=limits.page_size,
         dtype=jnp.dtype(dtype),
         kv_dtype=jnp.dtype(dtype),
@@ -87,16 +89,21 @@ class Answer:
 class Client:
     """Asks an engine and waits. Starts it when entered, stops it when left, and checks that it is at rest."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, wait_for_rest: bool = True):
+        """`wait_for_rest`: wait until every program is compiled, not only the essential ones."""
         self.engine = engine
+        self._wait_for_rest = wait_for_rest
         self.answers: dict[str, Answer] = {}
         self._done = threading.Condition()
         self._count = 0
 
     def __enter__(self) -> "Client":
         self.engine.start()
-        deadline = time.monotonic() + 300
-        while not self.engine.stats().warm_up_is_complete and self.engine.error is None:
+        deadline = time.monotonic() + 600
+        while self.engine.error is None:
+            stats = self.engine.stats()
+            if stats.warm_up_is_complete or (not self._wait_for_rest and stats.state is EngineState.READY):
+                break
             assert time.monotonic() < deadline
             time.sleep(0.02)
         return self
@@ -126,16 +133,16 @@ class Client:
         self.engine.submit(requests, self._take)
         return [request.request_id for request in requests]
 
-    def wait(self, ids: Sequence[str], timeout: float = 120) -> list[Answer]:
+    def wait(self, ids: Sequence[str], timeout: float = 400) -> list[Answer]:
         """Block until all have ended."""
         with self._done:
             ended = self._done.wait_for(lambda: all(self.answers[i].finish_reason for i in ids), timeout)
         assert ended, f"still open: {self.engine.stats()}"
         return [self.answers[i] for i in ids]
 
-    def ask(self, *prompts: Sequence[int], **fields) -> list[Answer]:
+    def ask(self, *prompts: Sequence[int], timeout: float = 400, **fields) -> list[Answer]:
         """Submit and wait."""
-        return self.wait(self.submit(prompts, **fields))
+        return self.wait(self.submit(prompts, **fields), timeout)
 
     def check_at_rest(self) -> None:
         """Nothing runs, nothing waits, no page is held."""

@@ -9,7 +9,17 @@ from collections import deque
 from collections.abc import Sequence
 from zlib import crc32
 
-from scheduler import Event, PlannedRow, Request, RequestStatus, RowResult, Scheduler, SchedulerConfig, StepPlan, StepResult
+from scheduler import (
+    Event,
+    PlannedRow,
+    Request,
+    RequestStatus,
+    RowResult,
+    Scheduler,
+    SchedulerConfig,
+    StepPlan,
+    StepResult,
+)
 
 
 def drawn_token(request_id: str, prompt: Sequence[int], index: int) -> int:
@@ -69,7 +79,10 @@ class Device:
         words = self._words(prompt, request_id, row.kv_length)
         ids = (self.last_sampled[row.slot],) if row.feeds_sampled else row.token_ids
         for position, token in enumerate(ids, row.token_start):
-            self.memory[row.page_ids[position // self.page_size], position % self.page_size] = (token, words[position][1])
+            self.memory[row.page_ids[position // self.page_size], position % self.page_size] = (
+                token,
+                words[position][1],
+            )
         self.num_computed += len(ids)
         for position in range(row.kv_length):
             found = self.memory.get((row.page_ids[position // self.page_size], position % self.page_size))
@@ -239,5 +252,7 @@ class Driver:
         if not self.scheduler.pages.num_quarantined:
             planned = {row.request_id for row in plan.rows}
             assert all(
-                request.request_id in planned for request in decoding if request.status is RequestStatus.RUNNING
+                request.request_id in planned or request.request_id in plan.preempted
+                for request in decoding
+                if request.status is RequestStatus.RUNNING
             )

@@ -118,7 +118,9 @@ def test_equal_priority_starts_in_order_of_arrival(config, fields, depth):
     driver.finish()
     order = {name: index for index, name in enumerate(driver.requests)}
     # Within one plan rows stand by kind, so the order of starting shows between plans only.
-    started = [sorted(order[row.request_id] for row in plan.rows if row.starts and row.attempt == 0) for plan in driver.plans]
+    started = [
+        sorted(order[row.request_id] for row in plan.rows if row.starts and row.attempt == 0) for plan in driver.plans
+    ]
     flat = [index for step in started for index in step]
     assert sorted(flat) == list(range(len(order)))
     if config.max_num_batched_tokens > 32 * config.max_num_seqs:
@@ -193,7 +195,10 @@ def test_a_low_request_under_a_flow_of_urgent_ones_ends_in_bounded_time(num_page
     """Ageing at 0.5 a second: after 2 s the low one goes before new urgent ones, and they no longer evict it."""
     driver = Driver(
         make_scheduler(
-            waiting_queue_policy="priority", max_num_seqs=2, num_pages=num_pages, aging_per_second=0.5,
+            waiting_queue_policy="priority",
+            max_num_seqs=2,
+            num_pages=num_pages,
+            aging_per_second=0.5,
             max_num_batched_tokens=8,
         ),
         depth,
