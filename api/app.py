@@ -1,4 +1,7 @@
-"""Puts the Quart application together: routes, error handlers, the edge around them. Called by `api/serve.py` and by tests."""
+"""Puts the Quart application together: routes, error handlers, the edge around them.
+
+Called by `api/supervisor.py` and by tests.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Who may call what. Built by `api/app.py` from the configured keys, asked by `api/edge.py` before anything else happens.
+"""Who may call what. Built by `api/app.py` from the configured keys, asked by `api/edge.py` before all else.
 
 Default deny: with keys configured, every request needs one but those for the open routes, unknown paths included. Keys
 are compared by their SHA-256 in constant time, as bytes, so that neither their length nor their letters leak.

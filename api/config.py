@@ -1,7 +1,7 @@
 """The configuration of a server: its keys, their defaults, and which values make sense. Frozen once read.
 
-`api/config_loading.py` builds it from flags, environment and YAML; the launcher and the routes read it. Names, nesting and
-defaults are the contract with operators; docs/configuration.md explains each key.
+`api/config_loading.py` builds it from flags, environment and YAML; the launcher and the routes read it. Names, nesting
+and defaults are the contract with operators; docs/configuration.md explains each key.
 """
 
 import ipaddress
@@ -53,10 +53,16 @@ class SchedulerSection(_Section):
 
     waiting_queue_policy: Literal["fcfs", "priority"] = Field(default="fcfs", description="order of service")
     max_num_seqs: Count = Field(default=32, description="requests that run at once")
-    max_num_batched_tokens: Count = Field(default=512, description="tokens of one step, prompt chunks and outputs together")
+    max_num_batched_tokens: Count = Field(
+        default=512, description="tokens of one step, prompt chunks and outputs together"
+    )
     max_queue_size: int = Field(default=4096, ge=0, description="waiting requests beyond which the answer is 429")
-    preempt_running: bool = Field(default=True, description="priority policy: a waiting request may evict a strictly lower one")
-    aging_per_second: Seconds = Field(default=0.01, description="priority policy: what a waiting request gains per second")
+    preempt_running: bool = Field(
+        default=True, description="priority policy: a waiting request may evict a strictly lower one"
+    )
+    aging_per_second: Seconds = Field(
+        default=0.01, description="priority policy: what a waiting request gains per second"
+    )
     service_tiers: ServiceTiers = Field(default_factory=ServiceTiers)
 
 
@@ -64,8 +70,12 @@ class KvCacheSection(_Section):
     """The paged KV cache."""
 
     page_size: Count = Field(default=16, description="tokens per page")
-    num_pages: Count | None = Field(default=None, description="pages; null: chosen from memory_fraction or, on a CPU, the limits")
-    memory_fraction: FiniteFloat = Field(default=0.8, gt=0.0, le=1.0, description="share of the free GPU memory for pages")
+    num_pages: Count | None = Field(
+        default=None, description="pages; null: chosen from memory_fraction or, on a CPU, the limits"
+    )
+    memory_fraction: FiniteFloat = Field(
+        default=0.8, gt=0.0, le=1.0, description="share of the free GPU memory for pages"
+    )
     enable_prefix_reuse: bool = Field(default=True, description="keep and share pages of equal prefixes")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(default="auto", description="auto: that of the model")
 
@@ -93,35 +103,55 @@ class FaultSpec(_Section):
 class ServerConfig(_Section):
     """Everything that an operator may set."""
 
-    model: str = Field(default="smollm2-135m-instruct", min_length=1, description="built-in name, Hugging Face folder or id, .gguf")
-    served_model_name: str | None = Field(default=None, min_length=1, description="what clients call it; null: the model's name")
+    model: str = Field(
+        default="smollm2-135m-instruct", min_length=1, description="built-in name, Hugging Face folder or id, .gguf"
+    )
+    served_model_name: str | None = Field(
+        default=None, min_length=1, description="what clients call it; null: the model's name"
+    )
     dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="of the weights")
     quantization: str | None = Field(default=None, description="of the weights")
     max_model_len: Count = Field(default=2048, description="tokens of prompt and output of one request")
     seed: int | None = Field(default=None, ge=0, lt=MAX_SEED, description="used for requests without one; null: random")
-    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; other than loopback needs api_keys")
+    host: str = Field(
+        default="127.0.0.1", min_length=1, description="address to listen on; other than loopback needs api_keys"
+    )
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free one")
     mesh: MeshSection = Field(default_factory=MeshSection)
-    role: Literal["unified", "context", "generation", "disaggregated"] = Field(default="unified", description="of this process")
+    role: Literal["unified", "context", "generation", "disaggregated"] = Field(
+        default="unified", description="of this process"
+    )
     scheduler_config: SchedulerSection = Field(default_factory=SchedulerSection)
     kv_cache_config: KvCacheSection = Field(default_factory=KvCacheSection)
-    api_keys: list[SecretStr] = Field(default_factory=list, description="keys of clients; empty: no keys, loopback only")
+    api_keys: list[SecretStr] = Field(
+        default_factory=list, description="keys of clients; empty: no keys, loopback only"
+    )
     api_key_file: str | None = Field(default=None, description="file with more api_keys, one a line")
-    admin_keys: list[SecretStr] = Field(default_factory=list, description="keys that open /metrics, /server_info … only")
+    admin_keys: list[SecretStr] = Field(
+        default_factory=list, description="keys that open /metrics, /server_info … only"
+    )
     cors_origins: list[str] = Field(default_factory=list, description="origins of web pages that may call; '*': all")
     drain_timeout_secs: Seconds = Field(default=30, description="how long running requests may go on after SIGTERM")
     request_timeout_secs: PositiveSeconds = Field(default=180, description="how long one request may take")
-    engine_stall_secs: PositiveSeconds = Field(default=60, description="a step that takes longer makes /ready 503 until it ends")
+    engine_stall_secs: PositiveSeconds = Field(
+        default=60, description="a step that takes longer makes /ready 503 until it ends"
+    )
     allow_request_chat_template: bool = Field(default=False, description="accept chat_template in requests")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level that is logged")
-    log_format: Literal["auto", "json", "console"] = Field(default="auto", description="auto: console on a terminal, else JSON")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level that is logged"
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto: console on a terminal, else JSON"
+    )
     kv_transfer: KvTransferSection = Field(default_factory=KvTransferSection)
     disagg: dict[str, Any] | None = Field(default=None, description="context and generation meshes in one process")
     hostname: str | None = Field(default=None, description="front end: address to listen on")
     context_servers: dict[str, Any] | None = Field(default=None, description="front end: the context workers")
     generation_servers: dict[str, Any] | None = Field(default=None, description="front end: the generation workers")
     disagg_cluster: dict[str, Any] | None = Field(default=None, description="front end: where workers find each other")
-    conditional_disagg_config: dict[str, Any] | None = Field(default=None, description="front end: when to prefill locally")
+    conditional_disagg_config: dict[str, Any] | None = Field(
+        default=None, description="front end: when to prefill locally"
+    )
     schedule_style: str | None = Field(default=None, description="front end: which worker is asked first")
     faults: list[FaultSpec] = Field(default_factory=list, description="needs TWINMESH_ALLOW_FAULTS=1")
 

@@ -85,7 +85,9 @@ def _check_faults(config: ServerConfig, allowed: bool) -> None:
     if not config.faults:
         return
     if not allowed:
-        raise ConfigError(f"faults: refused; they break the server on purpose and need {ALLOW_FAULTS}=1 in the environment")
+        raise ConfigError(
+            f"faults: refused; they break the server on purpose and need {ALLOW_FAULTS}=1 in the environment"
+        )
     for index, fault in enumerate(config.faults):
         if fault.point not in SUPPORTED_POINTS:
             raise ConfigError(f"faults.{index}.point: {fault.point!r} is not supported yet")
@@ -121,7 +123,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", metavar="M", help="what to serve")
     parser.add_argument("--host", metavar="ADDRESS", help="address to listen on")
     parser.add_argument("--port", type=int, metavar="N", help="port to listen on; 0: any free one")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY.PATH=VALUE", help="one setting; may be repeated")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY.PATH=VALUE", help="one setting; may be repeated"
+    )
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings as YAML and exit")
     options, unknown = parser.parse_known_args(list(arguments))
     if unknown:
@@ -158,5 +162,7 @@ def _type_of(field: FieldInfo) -> str:
     if get_origin(annotation) is list:
         return "list"
     names = {int: "integer", float: "number", str: "text", bool: "true | false", type(None): "null", SecretStr: "text"}
-    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in get_args(annotation) or (annotation,)]
+    kinds = [
+        get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in get_args(annotation) or (annotation,)
+    ]
     return " | ".join(names.get(kind, "mapping" if get_origin(kind) is dict else "list") for kind in kinds)

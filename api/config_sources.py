@@ -1,4 +1,4 @@
-"""Where settings come from: a YAML file, the environment, and `--set`. Each source becomes a nested mapping of plain values.
+"""Where settings come from: a YAML file, the environment, and `--set`. Each becomes a nested mapping of plain values.
 
 Called by `api/config_loading.py`, which lays them over each other. Unknown keys are found here, so that the message can
 name the nearest key that exists.
@@ -50,8 +50,7 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = Fal
         seen.add(key)
     loader.flatten_mapping(node)
     return {
-        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True)
-        for key, value in node.value
+        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value
     }
 
 
@@ -158,7 +157,9 @@ def leaves(section: type[BaseModel] = ServerConfig, prefix: str = "") -> Iterato
             yield f"{prefix}{name}", field
 
 
-def check_keys(values: Mapping[str, Any], origin: str, section: type[BaseModel] = ServerConfig, prefix: str = "") -> None:
+def check_keys(
+    values: Mapping[str, Any], origin: str, section: type[BaseModel] = ServerConfig, prefix: str = ""
+) -> None:
     """Raise ConfigError for the first key that does not exist."""
     for key, value in values.items():
         field = section.model_fields.get(key)
@@ -231,7 +232,7 @@ def _put(values: dict[str, Any], parts: list[str], value: Any) -> None:
 
 
 def _parse_text(text: str, annotation: Any, origin: str) -> Any:
-    """Text from a variable or a flag as a value: as it stands where text is wanted, a comma-separated list, else YAML."""
+    """Text of a variable or flag as a value: as it stands where text is wanted, a comma-separated list, or YAML."""
     kinds = set(get_args(annotation)) or {annotation}
     stripped = text.strip()
     if NoneType in kinds and stripped in ("", "null", "~"):

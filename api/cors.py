@@ -33,7 +33,11 @@ class CorsPolicy:
 
         A browser sends no key with a preflight, and the answer tells nothing but that the origin is known.
         """
-        if origin is None or not self._allows(origin) or not any(n == b"access-control-request-method" for n, _ in headers):
+        if (
+            origin is None
+            or not self._allows(origin)
+            or not any(n == b"access-control-request-method" for n, _ in headers)
+        ):
             return None
         answer = [
             (b"access-control-allow-methods", b"GET, POST"),

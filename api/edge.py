@@ -1,7 +1,7 @@
 """Everything that happens to a request before a route sees it, and to its answer on the way out. Wraps the Quart app.
 
-In order: an id for the request, the key, the route (404, 405), readiness (503), the body's type, size and time (415, 413,
-408). Plain ASGI, so that nothing is parsed or read for a caller who may not call. One line is logged per request.
+In order: an id for the request, the key, the route (404, 405), readiness (503), the body's type, size and time (415,
+413, 408). Plain ASGI, so that nothing is parsed or read for a caller who may not call. One line is logged per request.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""uvicorn's HTTP/1.1 connection with limits that it lacks: on the size, number and time of headers. Given to uvicorn by
-`api/serve.py`.
+"""uvicorn's HTTP/1.1 connection with limits that it lacks: on the size, number and time of headers.
 
-The parser (llhttp, strict) refuses ambiguous framing itself: both Content-Length and Transfer-Encoding, two lengths, a
-signed length, bad chunks (RFC 9112, 6.3 and 7.1). Here such a connection gets one answer in our envelope and is closed.
+Given to uvicorn by `api/supervisor.py`. The parser (llhttp, strict) refuses ambiguous framing itself: both
+Content-Length and Transfer-Encoding, two lengths, a signed length, bad chunks (RFC 9112, 6.3 and 7.1). Such a connection
+gets one answer in our envelope here and is closed.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
         self._reads_headers = True
         self._made_progress = False
         self._declines_upgrade = False
@@ -37,10 +38,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
         self._stop_header_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Bytes have come. Answers and closes by itself what is no HTTP or over a limit."""
         if self.transport.is_closing():
             return
         self._made_progress = False
@@ -60,6 +63,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(headers_too_large())
 
     def on_message_begin(self) -> None:
+        """The parser's: a request begins."""
         super().on_message_begin()
         self._progress()
         self._reads_headers = True
@@ -68,25 +72,30 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._start_header_timer()
 
     def on_body(self, body: bytes) -> None:
+        """The parser's: a piece of a body."""
         self._progress()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """The parser's: a request is complete."""
         self._progress()
         if not self._declines_upgrade:
             super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
+        """The parser's: a piece of the target."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """The parser's: a whole header or trailer line."""
         self._count(len(name) + len(value) + 4)
         if len(self.headers) >= MAX_HEADERS:
             raise _Refused
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        """The parser's: the headers are complete; the request goes to the application."""
         self._progress()
         if self.parser.get_http_version() not in ("1.0", "1.1") or self.parser.get_method() == b"CONNECT":
             raise _Refused

@@ -1,4 +1,4 @@
-"""From a configuration to a model on the device and an engine around it. Called by `api/serve.py` in a thread of its own.
+"""From a configuration to a model on the device and an engine around it. Called by `api/supervisor.py`, in a thread.
 
 jax is imported in here and nowhere earlier, so that the HTTP server answers at once.
 """
@@ -79,7 +79,7 @@ def use_compilation_cache(folder: Path) -> None:
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
     for name, value in settings.items():
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+        jax.config.update(name, value)
 
 
 def _processor_digest() -> str:
@@ -96,7 +96,9 @@ def _processor_digest() -> str:
 def _check_fits(config: ServerConfig, loaded: "LoadedModel") -> None:
     longest = loaded.config.max_position_embeddings
     if config.max_model_len > longest:
-        raise ConfigError(f"max_model_len: {config.max_model_len} is more than the {longest} that {loaded.name} was made for")
+        raise ConfigError(
+            f"max_model_len: {config.max_model_len} is more than the {longest} that {loaded.name} was made for"
+        )
 
 
 def _build_runner(config: ServerConfig, loaded: "LoadedModel", mesh: "jax.sharding.Mesh | None") -> "Runner":

@@ -75,15 +75,16 @@ def configure(level: str = "info", output_format: str = "auto", stream: TextIO |
 
 
 def _quieten(level: str) -> None:
-    """Let uvicorn's loggers propagate to ours, without its access log (it prints query strings)."""
+    """Let the servers' loggers propagate to ours; keep those that are chatty, or that print URLs, to warnings."""
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "quart.app", "quart.serving"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
     logging.getLogger("uvicorn.access").disabled = True
-    detail = logging.DEBUG if level == "debug" else logging.WARNING
-    for name in ("uvicorn", "uvicorn.error", "jax", "jax._src", "orbax", "absl", "asyncio", "httpx"):
-        logging.getLogger(name).setLevel(max(detail, logging.INFO) if name.startswith(("jax", "orbax")) else detail)
+    if level == "error":
+        return
+    for name in ("uvicorn", "uvicorn.error", "asyncio", "jax", "orbax", "absl", "httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

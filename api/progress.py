@@ -1,6 +1,6 @@
-"""Shows how long work tells of itself: bars when stderr is a terminal, log lines when it is not. Used by `api/serve.py`.
+"""Shows how long work tells of itself: bars when stderr is a terminal, log lines when it is not.
 
-Both follow `model.progress.Progress`.
+Used by `api/supervisor.py`. Both follow `model.progress.Progress`.
 """
 
 import sys

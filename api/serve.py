@@ -1,7 +1,7 @@
 """`python -m api.serve`: reads the configuration, opens the port, loads the model, serves, drains, exits.
 
-The main thread runs the event loop with uvicorn in it; the model is loaded in one thread and run in another. HTTP answers
-from the start, so that /health is 200 and /ready is 503 while the model is on its way.
+The main thread runs the event loop with uvicorn in it; the model is loaded in one thread and run in another. HTTP
+answers from the start, so that /health is 200 and /ready is 503 while the model is on its way.
 
 Exit codes: 0 after a drain, 2 for a bad configuration, 1 for everything else.
 """
@@ -56,18 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def bind(config: ServerConfig) -> socket.socket:
     """A listening socket, taken before the model is loaded so that a port in use fails at once. Raises OSError."""
     host = config.host.strip("[]")
-    family, _, _, _, address = socket.getaddrinfo(
-        host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    family, _, _, _, address = socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+        0
+    ]
     return socket.create_server(address[:2], family=family, backlog=BACKLOG)
 
 
 def _run(launch: Launch, listener: socket.socket) -> int:
     # Not above: `--help` and a bad configuration should not wait for these.
+    import prometheus_client
     import uvloop
 
     from api.supervisor import Supervisor
 
+    # Times of creation, which nobody asked for, would add a third to every scrape.
+    prometheus_client.disable_created_metrics()
     supervisor = Supervisor(launch, listener)
     handled = (signal.SIGTERM, signal.SIGINT)
     previous = {number: signal.signal(number, _SignalHandler(supervisor)) for number in handled}

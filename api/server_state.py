@@ -1,6 +1,6 @@
-"""What the routes share: the engine, the tokenizer, the configuration, the metrics, and whether the server takes requests.
+"""What the routes share: engine, tokenizer, configuration, metrics, and whether the server takes requests.
 
-Built by `api/serve.py` before there is a model; `attach` adds the model and its engine once they exist. Everything here
+Built by `api/supervisor.py` before there is a model; `attach` adds the model and its engine once they exist. Everything here
 but `is_ready` and `stats` belongs to the event loop's thread.
 """
 

@@ -79,7 +79,9 @@ class Translator:
         self.check_model(body.model)
         max_tokens = body.max_tokens
         if max_tokens == 0 and not body.echo:
-            raise InvalidRequestError("'max_tokens': 0 needs echo: otherwise there is nothing to answer", param="max_tokens")
+            raise InvalidRequestError(
+                "'max_tokens': 0 needs echo: otherwise there is nothing to answer", param="max_tokens"
+            )
         prompts: list[tuple[str | None, tuple[int, ...]]] = []
         for prompt in body.prompt:
             if isinstance(prompt, str):
@@ -122,9 +124,7 @@ class Translator:
     def check_model(self, name: str) -> None:
         """Raise NotFoundError unless we serve this name."""
         if name not in self.limits.model_names:
-            raise NotFoundError(
-                f"the model '{name[:128]}' does not exist here", param="model", code="model_not_found"
-            )
+            raise NotFoundError(f"the model '{name[:128]}' does not exist here", param="model", code="model_not_found")
 
     def priority(self, body: SamplingFields) -> float:
         """`priority`, else what `service_tier` stands for, else the default. Raises ApiError for an unknown tier."""
@@ -263,7 +263,5 @@ class Translator:
                 sampling=sampling,
             )
             index = prompt_index * body.n + choice
-            tasks.append(
-                GenerationTask(index, prompt_index, request, body.stop, body.min_tokens, echo, ids, logprobs)
-            )
+            tasks.append(GenerationTask(index, prompt_index, request, body.stop, body.min_tokens, echo, ids, logprobs))
         return tasks

@@ -114,7 +114,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:
         """Every call in a template comes here: macros, methods and functions."""
         self.step()
-        owner = getattr(function, "__self__", None)
+        method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format
+        owner = getattr(method, "__self__", None)
         self._check_arguments(getattr(function, "__name__", "call"), owner, args, options)
         return self.sized(super().call(context, function, *args, **options))
 

@@ -63,7 +63,6 @@ class RunningSet:
         victim.num_preemptions += 1
         victim.num_computed_tokens = 0
         victim.num_pending_tokens = 0
-        victim.num_registered_pages = 0
         victim.last_step = 0
         victim.queued_at += now - victim.admitted_at
         self.num_preemptions += 1

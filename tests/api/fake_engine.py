@@ -74,7 +74,7 @@ class FakeEngine:
         self.state = EngineState.STARTING
         self.error: str | None = None
 
-    # -- the engine's interface -----------------------------------------------------------------------------------------
+    # -- the engine's interface ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Ready at once."""
@@ -138,7 +138,7 @@ class FakeEngine:
         """Call `listener` after every step."""
         self._listeners.append(listener)
 
-    # -- what tests do to it --------------------------------------------------------------------------------------------
+    # -- what tests do to it -------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
         """Take no step until `resume`: requests stay where they are, and a step begun then counts as stalled."""
@@ -155,7 +155,7 @@ class FakeEngine:
             self._running.set()
             self._work.notify_all()
 
-    # -- the loop -------------------------------------------------------------------------------------------------------
+    # -- the loop ------------------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
         reason = "the engine was stopped"

@@ -193,7 +193,7 @@ def _main() -> None:
         def __init__(self, launch: Any, listener: socket.socket):
             super().__init__(launch, listener, build, (echo_routes,))
 
-    supervisor.Supervisor = FakeSupervisor  # type: ignore[misc]
+    supervisor.Supervisor = FakeSupervisor  # type: ignore[misc, assignment]
     serve._end(serve.main())
 
 

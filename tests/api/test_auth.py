@@ -26,8 +26,8 @@ def client(server: Served) -> Iterator[httpx.Client]:
         yield client
 
 
-def bearer(key: str) -> dict[str, bytes]:
-    return {"Authorization": b"Bearer " + key.encode()}
+def bearer(key: str) -> dict[bytes, bytes]:
+    return {b"Authorization": b"Bearer " + key.encode()}
 
 
 def paths() -> list[str]:
@@ -36,10 +36,12 @@ def paths() -> list[str]:
     return sorted({str(rule.rule).replace("<name>", "x") for rule in app.url_map.iter_rules()})
 
 
-@pytest.mark.parametrize("path", [*paths(), "/", "/nowhere", "/docs", "/v1", "/v1/completions/", "//health", "/health/"])
+@pytest.mark.parametrize(
+    "path", [*paths(), "/", "/nowhere", "/docs", "/v1", "/v1/completions/", "//health", "/health/"]
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])
 def test_default_deny(client: httpx.Client, path: str, method: str) -> None:
-    for headers in ({}, bearer("wrong"), {"x-api-key": b"wrong"}, {"Authorization": KEY.encode()}):
+    for headers in ({}, bearer("wrong"), {b"x-api-key": b"wrong"}, {b"Authorization": KEY.encode()}):
         response = client.request(method, path, headers=headers)
         if path in OPEN_ROUTES:
             assert response.status_code in (200, 405)
@@ -52,10 +54,15 @@ def test_default_deny(client: httpx.Client, path: str, method: str) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [bearer(KEY), bearer("second"), {"x-api-key": KEY.encode()}, {"Authorization": b"bearer   second"}]
-    + [{**bearer("wrong"), "x-api-key": b"second"}],
+    [
+        bearer(KEY),
+        bearer("second"),
+        {b"x-api-key": KEY.encode()},
+        {b"Authorization": b"bearer   second"},
+        {**bearer("wrong"), b"x-api-key": b"second"},
+    ],
 )
-def test_a_right_key_in_either_header(client: httpx.Client, headers: dict[str, bytes]) -> None:
+def test_a_right_key_in_either_header(client: httpx.Client, headers: dict[bytes, bytes]) -> None:
     assert client.get("/version", headers=headers).status_code == 200
     assert client.post("/v1/completions", headers=headers, json={}).status_code == 200
     assert client.get("/nowhere", headers=headers).status_code == 404
@@ -63,7 +70,7 @@ def test_a_right_key_in_either_header(client: httpx.Client, headers: dict[str, b
 
 def test_odd_credentials_are_wrong_and_harmless(client: httpx.Client) -> None:
     for value in (b"", b"Bearer", b"Bearer \xff\xfe", b"Basic c2Vjb25k", b"Bearer second second", b"second"):
-        assert client.get("/version", headers={"Authorization": value}).status_code == 401
+        assert client.get("/version", headers={b"Authorization": value}).status_code == 401
     doubled = httpx.Headers([("Authorization", "Bearer second"), ("Authorization", "Bearer wrong")])
     assert client.get("/version", headers=doubled).status_code == 401
     assert client.get("/version?api_key=second").status_code == 401
@@ -107,12 +114,12 @@ def test_preflight_of_a_known_page(client: httpx.Client) -> None:
 
 
 def test_answers_to_pages(client: httpx.Client) -> None:
-    known = client.post("/v1/completions", headers={**bearer("second"), "Origin": ORIGIN}, json={})
+    known = client.post("/v1/completions", headers={**bearer("second"), b"Origin": ORIGIN.encode()}, json={})
     assert known.headers["access-control-allow-origin"] == ORIGIN
     assert known.headers["vary"] == "Origin"
     error = client.post("/v1/completions", headers={"Origin": ORIGIN}, json={})
     assert (error.status_code, error.headers["access-control-allow-origin"]) == (401, ORIGIN)
-    other = client.post("/v1/completions", headers={**bearer("second"), "Origin": "https://other.example"}, json={})
+    other = client.post("/v1/completions", headers={**bearer("second"), b"Origin": b"https://other.example"}, json={})
     assert "access-control-allow-origin" not in other.headers
 
 

@@ -43,7 +43,9 @@ def written(folder: Path, text: str) -> list[str]:
 
 
 def test_each_source_goes_before_the_next(tmp_path: Path) -> None:
-    file = written(tmp_path, "port: 1\nmax_model_len: 1\nseed: 1\nscheduler_config: {max_num_seqs: 1, max_queue_size: 1}\n")
+    file = written(
+        tmp_path, "port: 1\nmax_model_len: 1\nseed: 1\nscheduler_config: {max_num_seqs: 1, max_queue_size: 1}\n"
+    )
     environment = {
         "TWINMESH_PORT": "2",
         "TWINMESH_SEED": "2",
@@ -191,8 +193,17 @@ def test_without_keys_only_loopback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True), ("LocalHost", True)]
-    + [("0.0.0.0", False), ("::", False), ("example.org", False), ("127.0.0.1.example.org", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("LocalHost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("example.org", False),
+        ("127.0.0.1.example.org", False),
+    ],
 )
 def test_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
@@ -216,7 +227,8 @@ def test_no_message_quotes_a_key(tmp_path: Path) -> None:
 def test_a_printed_configuration_holds_no_key_and_is_not_one() -> None:
     config = load([], {"TWINMESH_API_KEYS": "sk-marker", "TWINMESH_ADMIN_KEYS": "sk-marker"}).config
     text = to_yaml(config)
-    assert "marker" not in text and "marker" not in repr(config)
+    assert "marker" not in text
+    assert "marker" not in repr(config)
     values = yaml.safe_load(text)
     assert values["api_keys"] == [REDACTED]
     with pytest.raises(ConfigError, match="not a key"):
@@ -272,5 +284,6 @@ def test_print_config_and_exit_codes(tmp_path: Path) -> None:
     assert "marker" not in printed.stdout + printed.stderr
     bad = run(*written(tmp_path, "modle: x"))
     assert bad.returncode == 2
-    assert bad.stderr.count("\n") == 1 and "did you mean 'model'?" in bad.stderr
+    assert bad.stderr.count("\n") == 1
+    assert "did you mean 'model'?" in bad.stderr
     assert run("--port", "many").returncode == 2

@@ -52,7 +52,9 @@ def test_hang_until_released() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("text", ["", "explode", "raise:1", "delay", "delay:", "delay:soon", "delay:-1", "delay:nan", "drop"])
+@pytest.mark.parametrize(
+    "text", ["", "explode", "raise:1", "delay", "delay:", "delay:soon", "delay:-1", "delay:nan", "drop"]
+)
 def test_actions_that_do_not_exist(text: str) -> None:
     with pytest.raises(FaultError):
         parse_action(text)

@@ -109,7 +109,9 @@ def test_other_kinds_of_body(client: httpx.Client, headers: dict[str, str]) -> N
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=UTF-8", 'application/json;charset="utf-8"'])
+@pytest.mark.parametrize(
+    "kind", ["application/json", "Application/JSON; charset=UTF-8", 'application/json;charset="utf-8"']
+)
 def test_ways_to_say_json(client: httpx.Client, kind: str) -> None:
     assert client.post("/v1/completions", content=b"{}", headers={"Content-Type": kind}).status_code == 200
 
@@ -144,7 +146,9 @@ def test_a_bug_is_a_500_that_tells_nothing(client: httpx.Client) -> None:
     answer = client.post("/v1/completions", json={"crash": "sk-marker"})
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal_error"
-    assert "marker" not in answer.text and "Traceback" not in answer.text and "/" not in answer.json()["error"]["message"]
+    assert "marker" not in answer.text
+    assert "Traceback" not in answer.text
+    assert "/" not in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,9 @@ def test_what_is_not_http_gets_one_answer(server: Served, raw: bytes) -> None:
     assert error_of(answer)["code"] == "malformed_http"
 
 
-@pytest.mark.parametrize("chunks", [b"2\n{}\r\n0\r\n\r\n", b"2\r\n{}XX0\r\n\r\n", b"zz\r\n{}\r\n0\r\n\r\n", b"-2\r\n{}\r\n0\r\n\r\n"])
+@pytest.mark.parametrize(
+    "chunks", [b"2\n{}\r\n0\r\n\r\n", b"2\r\n{}XX0\r\n\r\n", b"zz\r\n{}\r\n0\r\n\r\n", b"-2\r\n{}\r\n0\r\n\r\n"]
+)
 def test_bad_chunks(server: Served, chunks: bytes) -> None:
     answer = server.exchange(post(JSON + b"Transfer-Encoding: chunked\r\n", chunks), wait_secs=2)
     assert statuses(answer) == [400]
@@ -219,7 +225,9 @@ def test_huge_headers(server: Served) -> None:
     assert statuses(server.exchange(small)) == [200]
 
 
-@pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nA: ", post(JSON + b"Transfer-Encoding: chunked\r\n", b"0\r\nA: ")])
+@pytest.mark.parametrize(
+    "start", [b"GET /health HTTP/1.1\r\nA: ", post(JSON + b"Transfer-Encoding: chunked\r\n", b"0\r\nA: ")]
+)
 def test_a_line_that_never_ends_takes_no_memory(server: Served, start: bytes) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sent = 0
@@ -254,10 +262,14 @@ def test_headers_that_never_end(server: Served, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_upgrade_is_not_taken_up(server: Served) -> None:
-    h2c = JSON + b"Content-Length: 2\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    h2c = (
+        JSON
+        + b"Content-Length: 2\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    )
     last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     assert statuses(server.exchange(post(h2c, b"{}") + last, wait_secs=2)) == [200, 200]
-    websocket = b"GET /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
+    websocket = b"GET /v1/completions HTTP/1.1\r\nHost: x\r\nSec-WebSocket-Key: x\r\n"
+    websocket += b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     assert statuses(server.exchange(websocket + last, wait_secs=2)) == [405, 200]
 
 

@@ -53,29 +53,32 @@ def test_no_secret_in_any_line(stream: io.StringIO, style: str) -> None:
     logs.configure("debug", style, stream)
     config = resolve({"api_keys": ["sk-marker-right"]})
     with served(config=config) as server, server.client() as client:
-        right = {"Authorization": b"Bearer sk-marker-right", "X-Marker": b"marker"}
-        for headers in ({}, {"x-api-key": b"sk-marker-wrong"}, {"Authorization": b"Bearer marker \x80"}, right):
+        right = {b"Authorization": b"Bearer sk-marker-right", b"X-Marker": b"marker"}
+        for headers in ({}, {b"x-api-key": b"sk-marker-wrong"}, {b"Authorization": b"Bearer marker \x80"}, right):
             for path in ("/v1/completions?key=sk-marker-right", "/marker", "/health?marker", "/v1/models/marker"):
                 for content in (b'{"prompt": "marker"', b'{"max_tokens": 1, "user": "marker"}', b'{"crash": "marker"}'):
-                    client.post(path, content=content, headers={**headers, "Content-Type": b"application/json"})
+                    client.post(path, content=content, headers={**headers, b"Content-Type": b"application/json"})
                 client.get(path, headers=headers)
         server.exchange(b"GET /marker HTTP/1.1\r\nmarker\r\n\r\n", 2)
     text = stream.getvalue()
     assert "marker" not in text.lower()
     # The crash is there all the same.
-    assert "RuntimeError" in text and "a route failed" in text and "serving.py" in text
+    assert "RuntimeError" in text
+    assert "a route failed" in text
+    assert "serving.py" in text
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
 @pytest.mark.parametrize("name", ["api.test", "model.test"])
 def test_no_line_can_be_forged(stream: io.StringIO, style: str, name: str) -> None:
     logs.configure("info", style, stream)
-    forged = "x\n{\"event\": \"forged\"}\r\n\x1b[2J\u2028forged"
+    forged = 'x\n{"event": "forged"}\r\n\x1b[2J\u2028forged'
     logs.get_logger(name).info("event " + forged, field=forged)
     logging.getLogger(name).warning("foreign %s", forged)
     text = stream.getvalue()
     assert len(text.splitlines()) == len(text.rstrip("\n").split("\n")) == 2
-    assert "\x1b[2J" not in text and "\r" not in text
+    assert "\x1b[2J" not in text
+    assert "\r" not in text
 
 
 def test_exceptions_of_the_api_lose_their_words_and_those_of_the_model_keep_them(stream: io.StringIO) -> None:
@@ -93,8 +96,10 @@ def test_exceptions_of_the_api_lose_their_words_and_those_of_the_model_keep_them
     first, second, third = lines(stream)
     for line in (first, second):
         assert "-text" not in str(line["exception"])
-        assert "KeyError" in str(line["exception"]) and "ValueError" in str(line["exception"])
-    assert inner in str(third["exception"]) and outer in str(third["exception"])
+        assert "KeyError" in str(line["exception"])
+        assert "ValueError" in str(line["exception"])
+    assert inner in str(third["exception"])
+    assert outer in str(third["exception"])
 
 
 def test_levels(stream: io.StringIO) -> None:

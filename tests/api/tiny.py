@@ -6,16 +6,16 @@ say which bytes an answer consists of, and split characters wherever it likes.
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from api.app import model_routes
-from api.config import ServerConfig
 from api.config_loading import resolve
-from api.server_state import Limits, ModelFacts
+from api.server_state import Limits, ModelFacts, ServerState
 from model.tokenizer import Tokenizer, TokenizerSpec, _byte_of_character
-from scheduler import Request
-from tests.api.fake_engine import FakeEngine, Script
+from scheduler import Request, SchedulerConfig
+from tests.api.fake_engine import SMALL, FakeEngine, Script
 from tests.api.serving import Served, served
 
 MODEL = "tiny"
@@ -80,18 +80,73 @@ def saying(*texts: str | bytes, end: bool = True) -> Script:
 def serving(
     script: Script | None = None,
     *,
+    settings: dict[str, Any] | None = None,
     limits: Limits | None = None,
-    config: dict[str, Any] | None = None,
-    keys: Sequence[str] | None = None,
-    **engine_options: Any,
+    scheduler: SchedulerConfig = SMALL,
+    step_secs: float = 0.0,
 ) -> Iterator[Served]:
-    """A server on a free port whose engine follows `script`; `engine_options` are the fake engine's."""
-    options = {"vocab_size": VOCAB_SIZE, **engine_options}
-    flush: list[Any] = []
-    engine = FakeEngine(script or saying("hello"), on_step_done=lambda: flush[0](), **options)
-    settings: ServerConfig = resolve(config or {})
-    with served(config=settings, engine=engine, limits=limits, client_keys=keys, routes=model_routes(), attach=False) as it:
-        flush.append(it.state.bridge.flush)
-        it.state.attach(cast(Any, engine), tiny_tokenizer(), ModelFacts(MODEL, "fake"))
+    """A server on a free port whose engine follows `script`.
+
+    Args:
+        settings: keys of the configuration. limits: of the server. scheduler, step_secs: of the engine.
+    """
+    state: list[ServerState] = []
+    engine = FakeEngine(
+        script or saying("hello"),
+        config=scheduler,
+        vocab_size=VOCAB_SIZE,
+        step_secs=step_secs,
+        on_step_done=lambda: state[0].bridge.flush(),
+    )
+    options = {"engine": engine, "limits": limits, "routes": model_routes(), "attach": False}
+    with served(config=resolve(settings or {}), **options) as server:
+        state.append(server.state)
+        server.state.attach(cast(Any, engine), tiny_tokenizer(), ModelFacts(MODEL, "fake"))
         engine.start()
-        yield it
+        yield server
+
+
+def parse_events(text: str) -> list[dict[str, Any] | str]:
+    """The events of a stream: decoded JSON, or `[DONE]`. Fails on anything that is not an event."""
+    events: list[dict[str, Any] | str] = []
+    assert text.endswith("\n\n")
+    for block in text[:-2].split("\n\n"):
+        assert block.startswith("data: ")
+        assert "\n" not in block
+        events.append("[DONE]" if block == "data: [DONE]" else json.loads(block[6:]))
+    return events
+
+
+def chat(content: str = "x", **fields: Any) -> dict[str, Any]:
+    """The body of a chat request."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
+
+
+def completion(prompt: Any = "x", **fields: Any) -> dict[str, Any]:
+    """The body of a completion request."""
+    return {"model": MODEL, "prompt": prompt, "temperature": 0, **fields}
+
+
+def metric(server: Served, name: str, **labels: str) -> float:
+    """The value of one series, 0 if there is none."""
+    body, _ = server.state.metrics.render()
+    wanted = {"model_name": MODEL, **labels}
+    for line in body.decode().splitlines():
+        head, _, value = line.rpartition(" ")
+        if head.partition("{")[0] == f"twinmesh_{name}" and all(f'{k}="{v}"' in head for k, v in wanted.items()):
+            return float(value)
+    return 0.0
+
+
+def wait_until(condition: Callable[[], bool], within_secs: float = 5.0) -> None:
+    """Fail unless `condition` comes true in time."""
+    deadline = time.monotonic() + within_secs
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def is_idle(server: Served) -> bool:
+    """Whether nothing runs or waits, and no page is held."""
+    stats = server.engine.stats().scheduler
+    return (stats.num_running, stats.num_waiting, stats.pages_in_use) == (0, 0, 0)

@@ -1,7 +1,7 @@
 """A device made of dictionaries: runs plans, and proves that every row reads exactly its own request's tokens.
 
-A page's offset remembers which token was written there, at which position and after which tokens, so a page that is shared,
-reused or let go wrongly shows up as a wrong word. Free pages are wiped. `Driver` turns a scheduler on such a device and
+A page's offset remembers which token was written there, and after which tokens, so a page that is shared, reused or let
+go wrongly shows up as a wrong word. Free pages are wiped. `Driver` turns a scheduler on such a device and
 checks every plan and every invariant on the way.
 """
 
@@ -57,7 +57,7 @@ class Device:
         self.page_size = page_size
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}
         self.last_sampled: dict[int, int] = {}
-        self.slot_owner: dict[int, tuple[str, int]] = {}
+        self.slot_owner: dict[int, tuple[object, int]] = {}
         self.num_computed = 0
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -73,8 +73,8 @@ class Device:
     def _run_row(self, row: PlannedRow) -> RowResult:
         assert len(row.page_ids) * self.page_size >= row.kv_length
         assert 0 not in row.page_ids
-        assert row.starts == (self.slot_owner.get(row.slot) != (row.request_id, row.attempt))
-        self.slot_owner[row.slot] = (row.request_id, row.attempt)
+        assert row.starts == (self.slot_owner.get(row.slot) != (row.sampling, row.attempt))
+        self.slot_owner[row.slot] = (row.sampling, row.attempt)
         prompt, request_id = row.sampling  # type: ignore[misc]
         words = self._words(prompt, request_id, row.kv_length)
         ids = (self.last_sampled[row.slot],) if row.feeds_sampled else row.token_ids

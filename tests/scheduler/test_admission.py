@@ -116,7 +116,7 @@ def test_a_shared_prefix_is_computed_once():
     prompt = tuple(range(100, 121))
     driver.add(Request("a", prompt, 2))
     driver.finish()
-    driver.add(Request("b", prompt[:18] + (7, 8), 2))
+    driver.add(Request("b", (*prompt[:18], 7, 8), 2))
     plan = driver.step()
     assert (plan.rows[0].token_start, plan.rows[0].num_tokens) == (16, 4)
     driver.finish()

@@ -270,7 +270,7 @@ def test_no_digest_is_computed_twice(monkeypatch):
     real = admission.chain_digest
     monkeypatch.setattr(admission, "chain_digest", lambda parent, ids: calls.append(tuple(ids)) or real(parent, ids))
     driver = Driver(make_scheduler(num_pages=8))
-    driver.add(make_request("a", 13, 8), make_request("b", 13, 8))
+    driver.add(make_request("a", 12, 16), make_request("b", 12, 16))
     driver.finish()
     assert driver.scheduler.stats().num_preemptions > 0
     assert len(calls) == len(set(calls))

@@ -216,5 +216,62 @@ def test_a_newcomer_waits_for_pages_in_quarantine_without_evicting_more():
     driver.commit()
     assert driver.plan().preempted == ()
     assert driver.running == ["a", "high"]
+    driver.commit()
     driver.finish()
     driver.check_outputs()
+
+
+def test_a_result_of_an_earlier_attempt_is_stale_even_when_the_request_runs_again():
+    driver = Driver(make_scheduler(), depth=1)
+    driver.add(make_request("a", 9, 6))
+    driver.plan()
+    driver.scheduler._running.put_back(driver.requests["a"], driver.now)
+    assert [(row.request_id, row.attempt) for row in driver.plan().rows] == [("a", 1)]
+    assert driver.commit() == ()
+    driver.finish()
+    driver.check_outputs()
+
+
+def test_running_time_earns_no_place_in_the_queue():
+    driver = priority_driver(max_num_seqs=1, aging_per_second=1.0)
+    driver.add(make_request("low", priority=0.0, max_new_tokens=60))
+    for _ in range(25):
+        driver.step()
+    driver.add(
+        make_request("high", priority=1.0, max_new_tokens=3), make_request("mid", priority=0.9, max_new_tokens=2)
+    )
+    order: list[str] = []
+    while driver.scheduler.has_work():
+        driver.step()
+        order += [name for name in driver.running if name not in order]
+    assert order == ["high", "mid", "low"]
+
+
+def test_pages_that_the_newcomer_itself_shares_do_not_count_as_freed():
+    driver = priority_driver(num_pages=9, max_num_seqs=4)
+    low = make_request("low", 18, 2, priority=0.0)
+    driver.add(make_request("peer", 9, 4, priority=1.0), low)
+    driver.step()
+    high = make_request("high", 10, 2, priority=1.0)
+    high.prompt_token_ids = (*low.prompt_token_ids[:16], *high.prompt_token_ids)
+    driver.add(high)
+    assert driver.plan().preempted == ()
+    driver.commit()
+    driver.finish()
+    driver.check_outputs()
+
+
+def test_who_started_because_it_had_aged_keeps_its_pages_too():
+    driver = priority_driver(num_pages=8, max_num_seqs=2, aging_per_second=1.0)
+    driver.add(make_request("first", 28, 4, priority=0.7))
+    driver.step()
+    driver.add(make_request("aged", 10, 14, priority=0.0))
+    for _ in range(9):
+        driver.step()
+    driver.scheduler.check()
+    assert driver.running == ["aged"]
+    driver.add(make_request("mid", 12, 10, priority=0.2))
+    driver.finish()
+    driver.check_outputs()
+    assert driver.requests["aged"].num_preemptions == 0
+    assert driver.requests["mid"].num_preemptions == 1

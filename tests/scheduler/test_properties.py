@@ -72,7 +72,7 @@ def add(driver: Driver, index: int, fields: dict) -> bool:
     return True
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(config=configs, script=actions, depth=st.sampled_from([0, 1]))
 def test_every_request_gets_its_own_tokens(config, script, depth):
     driver = Driver(Scheduler(config), depth)
@@ -90,7 +90,7 @@ def test_every_request_gets_its_own_tokens(config, script, depth):
     driver.check_outputs()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(config=configs, script=actions, depth=st.sampled_from([0, 1]))
 def test_a_dead_device_leaves_nothing_behind(config, script, depth):
     driver = Driver(Scheduler(config), depth)
@@ -109,7 +109,7 @@ def test_a_dead_device_leaves_nothing_behind(config, script, depth):
     assert driver.scheduler.num_in_flight == 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(config=configs, fields=st.lists(requests, min_size=2, max_size=12), depth=st.sampled_from([0, 1]))
 def test_equal_priority_starts_in_order_of_arrival(config, fields, depth):
     driver = Driver(Scheduler(config), depth)
@@ -127,7 +127,7 @@ def test_equal_priority_starts_in_order_of_arrival(config, fields, depth):
         assert flat == sorted(flat)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     fields=st.lists(st.tuples(requests, st.integers(0, 4)), min_size=2, max_size=14),
     aging=st.sampled_from([0.0, 0.01, 1.0]),
@@ -151,7 +151,7 @@ def test_only_strictly_higher_newcomers_evict(fields, aging, depth):
         assert all(victim < max(starters) for victim in victims)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     random=st.randoms(use_true_random=False),
     policy=st.sampled_from(["fcfs", "priority"]),
@@ -178,7 +178,7 @@ def test_storm_of_mixed_priorities_in_a_pool_of_few_pages(seed, depth):
     driver = Driver(
         make_scheduler(waiting_queue_policy="priority", num_pages=10, max_num_batched_tokens=9, max_model_len=40), depth
     )
-    for index in range(120):
+    for index in range(60):
         length = random.randint(1, 20)
         driver.add(make_request(f"r{index}", length, random.randint(0, 40 - length), priority=random.random()))
         for _ in range(random.randint(0, 8)):
