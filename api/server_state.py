@@ -1,7 +1,7 @@
 """What the routes share: engine, tokenizer, configuration, metrics, and whether the server takes requests.
 
-Built by `api/supervisor.py` before there is a model; `attach` adds the model and its engine once they exist. Everything here
-but `is_ready` and `stats` belongs to the event loop's thread.
+Built by `api/supervisor.py` before there is a model; `attach` adds the model and its engine once they exist. Everything
+here but what says otherwise belongs to the event loop's thread.
 """
 
 import time

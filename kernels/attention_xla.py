@@ -12,6 +12,8 @@ import jax.numpy as jnp
 
 from kernels.attention import AttentionKernels, AttentionOptions, RaggedBatch
 
+Carry = tuple[jax.Array, jax.Array, jax.Array]
+
 BLOCK_TOKENS = 128
 TILE_TOKENS = 64
 MASKED = -1e30
@@ -41,7 +43,7 @@ def attend(queries: jax.Array, kv_pages: jax.Array, batch: RaggedBatch, options:
 
 
 def _gather_block(kv_pages: jax.Array, page_ids: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values of B rows' pages: page_ids [B, N], valid [B, S] → two [B·K, S, D] float32, invalid values zero."""
+    """Keys and values of B rows: page_ids [B, N], valid [B, S] → two [B·K, S, D] float32, zero where not valid."""
     rows, num_pages = page_ids.shape
     _, double_heads, page_size, head_dim = kv_pages.shape
     heads, span = double_heads // 2, num_pages * page_size
@@ -58,7 +60,7 @@ def _cap(scores: jax.Array, options: AttentionOptions) -> jax.Array:
     return scores if options.soft_cap is None else options.soft_cap * jnp.tanh(scores / options.soft_cap)
 
 
-def _accumulate(carry, scores: jax.Array, visible: jax.Array, values: jax.Array):
+def _accumulate(carry: Carry, scores: jax.Array, visible: jax.Array, values: jax.Array) -> Carry:
     """One flash update: scores [B, Q, S], visible the same shape, values [B, S, D]; carry (max, sum, weighted sum)."""
     maximum, total, weighted = carry
     scores = jnp.where(visible, scores, MASKED)
@@ -78,7 +80,9 @@ def _pad_table(page_table: jax.Array, pages_per_block: int) -> jax.Array:
     return jnp.pad(page_table, ((0, 0), (0, -page_table.shape[1] % pages_per_block)))
 
 
-def _attend_single_rows(queries, kv_pages, batch: RaggedBatch, options: AttentionOptions) -> jax.Array:
+def _attend_single_rows(
+    queries: jax.Array, kv_pages: jax.Array, batch: RaggedBatch, options: AttentionOptions
+) -> jax.Array:
     """Rows that have one token each: queries [R, K, G, D] → [R, K, G, D]. Other rows get zeros."""
     rows, heads, group, head_dim = queries.shape
     count = _pages_per_block(kv_pages, batch.page_table)
@@ -91,7 +95,7 @@ def _attend_single_rows(queries, kv_pages, batch: RaggedBatch, options: Attentio
     first = jnp.min(jnp.where(lengths > 0, starts, jnp.iinfo(jnp.int32).max)) // span
     flat_queries = queries.reshape(rows * heads, group, head_dim)
 
-    def body(block_index, carry):
+    def body(block_index: jax.Array, carry: Carry) -> Carry:
         page_ids = jax.lax.dynamic_slice(table, (0, block_index * count), (rows, count))
         positions = block_index * span + jnp.arange(span)
         valid = (positions < lengths[:, None]) & (positions >= starts[:, None])
@@ -121,7 +125,9 @@ def _query_tiles(batch: RaggedBatch, num_tokens: int) -> tuple[jax.Array, jax.Ar
     return tile_rows, batch.row_starts[tile_rows] + within * TILE_TOKENS, ends[-1]
 
 
-def _attend_tiles(queries, single, kv_pages, batch: RaggedBatch, options: AttentionOptions) -> jax.Array:
+def _attend_tiles(
+    queries: jax.Array, single: jax.Array, kv_pages: jax.Array, batch: RaggedBatch, options: AttentionOptions
+) -> jax.Array:
     """Tiles of longer rows: queries [T, K, G, D]; `single` [R, K, G, D] fills the leading one-token rows."""
     num_tokens, heads, group, head_dim = queries.shape
     rows = single.shape[0]
@@ -132,7 +138,7 @@ def _attend_tiles(queries, single, kv_pages, batch: RaggedBatch, options: Attent
     is_single = (jnp.arange(rows) < batch.num_single_rows)[:, None, None, None]
     outputs = outputs.at[:rows].set(jnp.where(is_single, single, 0.0))
 
-    def body(tile, outputs):
+    def body(tile: jax.Array, outputs: jax.Array) -> jax.Array:
         start, row = tile_starts[tile], tile_rows[tile]
         tile_queries = jax.lax.dynamic_slice_in_dim(padded_queries, start, TILE_TOKENS)
         tile_positions = jax.lax.dynamic_slice_in_dim(padded_positions, start, TILE_TOKENS)
@@ -146,7 +152,15 @@ def _attend_tiles(queries, single, kv_pages, batch: RaggedBatch, options: Attent
     return jax.lax.fori_loop(0, num_tiles, body, outputs)[:num_tokens]
 
 
-def _attend_tile(queries, positions, used, row, kv_pages, batch: RaggedBatch, options: AttentionOptions) -> jax.Array:
+def _attend_tile(
+    queries: jax.Array,
+    positions: jax.Array,
+    used: jax.Array,
+    row: jax.Array,
+    kv_pages: jax.Array,
+    batch: RaggedBatch,
+    options: AttentionOptions,
+) -> jax.Array:
     """One tile of one row: queries [Q, K, G, D], positions [Q], used [Q] → [Q, K, G, D]."""
     tokens, heads, group, head_dim = queries.shape
     count = _pages_per_block(kv_pages, batch.page_table)
@@ -158,7 +172,7 @@ def _attend_tile(queries, positions, used, row, kv_pages, batch: RaggedBatch, op
         first_visible = jnp.maximum(positions[0] - options.sliding_window + 1, 0)
     by_head = queries.transpose(1, 0, 2, 3).reshape(heads, tokens * group, head_dim)
 
-    def body(block_index, carry):
+    def body(block_index: jax.Array, carry: Carry) -> Carry:
         page_ids = jax.lax.dynamic_slice(table, (row, block_index * count), (1, count))
         block_positions = block_index * span + jnp.arange(span)
         keys, values = _gather_block(kv_pages, page_ids, (block_positions <= last)[None])

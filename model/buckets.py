@@ -71,4 +71,4 @@ class BucketLattice:
 
     def _mixed_row_sizes(self, num_tokens: int) -> tuple[int, ...]:
         most = min(max(self.max_num_seqs, LEAST_ROWS), num_tokens)
-        return (LEAST_ROWS, most) if LEAST_ROWS < most and num_tokens <= SMALL_PREFILL else (most,)
+        return (LEAST_ROWS, most) if most > LEAST_ROWS and num_tokens <= SMALL_PREFILL else (most,)

@@ -1,5 +1,6 @@
 """The architecture of a decoder, as numbers. Built by `model/weights/` from a GGUF header, a `config.json` or an Orbax
-checkpoint's metadata; read by the decoder, the sharding rules and the KV arrays."""
+checkpoint's metadata; read by the decoder, the sharding rules and the KV arrays.
+"""
 
 from dataclasses import dataclass
 
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 class RopeScaling:
     """Rotary scaling.
 
-    `kind` is `none`, `linear` (positions divided by `factor`), `llama3` (frequency bands, Meta's Llama 3.1 reference) or
-    `factors` (each frequency divided by its own factor: how a GGUF file stores what `llama3` computes).
+    `kind` is `none`, `linear` (positions divided by `factor`), `llama3` (frequency bands, Meta's Llama 3.1 reference)
+    or `factors` (each frequency divided by its own factor: how a GGUF file stores what `llama3` computes).
     """
 
     kind: str = "none"

@@ -6,6 +6,7 @@ them under these paths. Activations between matrix products are float32; product
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,9 +61,16 @@ class Attention(nnx.Module):
             self.q_norm = RmsNorm(head_dim, config.rms_norm_eps)
             self.k_norm = RmsNorm(head_dim, config.rms_norm_eps)
 
-    def __call__(self, hidden: Array, rotation: tuple[Array, Array], kv_pages: Array, batch: RaggedBatch,
-                 options: AttentionOptions, kernels: AttentionKernels) -> tuple[Array, Array]:
-        """hidden [T, E] → ([T, E], kv_pages with this step's keys and values written)."""
+    def __call__(
+        self,
+        hidden: Array,
+        rotation: tuple[Array, Array],
+        kv_pages: Array,
+        batch: RaggedBatch,
+        options: AttentionOptions,
+        kernels: AttentionKernels,
+    ) -> tuple[Array, Array]:
+        """Hidden states [T, E] → ([T, E], kv_pages with this step's keys and values written)."""
         mixed = self.qkv(hidden)
         queries, keys, values = mixed[:, :, : self.group], mixed[:, :, self.group], mixed[:, :, self.group + 1]
         if hasattr(self, "q_norm"):
@@ -96,18 +104,32 @@ class Layer(nnx.Module):
         self.mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config, dtype)
 
-    def __call__(self, hidden: Array, rotation: tuple[Array, Array], kv_pages: Array, batch: RaggedBatch,
-                 options: AttentionOptions, kernels: AttentionKernels) -> tuple[Array, Array]:
-        """hidden [T, E] float32 → the same, and the layer's KV."""
-        attended, kv_pages = self.attention(
-            self.attention_norm(hidden), rotation, kv_pages, batch, options, kernels
-        )
+    def __call__(
+        self,
+        hidden: Array,
+        rotation: tuple[Array, Array],
+        kv_pages: Array,
+        batch: RaggedBatch,
+        options: AttentionOptions,
+        kernels: AttentionKernels,
+    ) -> tuple[Array, Array]:
+        """Hidden states [T, E] float32 → the same, and the layer's KV."""
+        attended, kv_pages = self.attention(self.attention_norm(hidden), rotation, kv_pages, batch, options, kernels)
         hidden = hidden + attended
         return hidden + self.mlp(self.mlp_norm(hidden)), kv_pages
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "options", "kernels"))
-def _run_layer(graph, weights, hidden, rotation, kv_pages, batch, options, kernels) -> tuple[Array, Array]:
+def _run_layer(
+    graph: nnx.GraphDef[Layer],
+    weights: nnx.State,
+    hidden: Array,
+    rotation: tuple[Array, Array],
+    kv_pages: Array,
+    batch: RaggedBatch,
+    options: AttentionOptions,
+    kernels: AttentionKernels,
+) -> tuple[Array, Array]:
     """One layer. Jitted on its own, so that layers of one shape are traced and lowered once; XLA inlines the calls."""
     return nnx.merge(graph, weights)(hidden, rotation, kv_pages, batch, options, kernels)
 
@@ -137,8 +159,15 @@ class Decoder(nnx.Module):
         if not config.tie_word_embeddings:
             self.head = Head(config, dtype)
 
-    def __call__(self, token_ids: Array, batch: RaggedBatch, kv: Sequence[Array], *, kernels: AttentionKernels,
-                 single_token_rows: bool) -> tuple[Array, tuple[Array, ...]]:
+    def __call__(
+        self,
+        token_ids: Array,
+        batch: RaggedBatch,
+        kv: Sequence[Array],
+        *,
+        kernels: AttentionKernels,
+        single_token_rows: bool,
+    ) -> tuple[Array, tuple[Array, ...]]:
         """One forward pass over a step's tokens.
 
         Args:
@@ -161,23 +190,23 @@ class Decoder(nnx.Module):
         new_kv = []
         for layer, kv_pages in zip(self.layers, kv, strict=True):
             graph, weights = nnx.split(layer)
-            hidden, kv_pages = _run_layer(graph, weights, hidden, rotation, kv_pages, batch, options, kernels)
-            new_kv.append(kv_pages)
+            hidden, written = _run_layer(graph, weights, hidden, rotation, kv_pages, batch, options, kernels)
+            new_kv.append(written)
         return self.final_norm(hidden), tuple(new_kv)
 
     def logits(self, hidden: Array) -> Array:
-        """hidden [R, E] → [R, V] float32."""
+        """Hidden states [R, E] → [R, V] float32."""
         table = self.embed.embedding if self.config.tie_word_embeddings else self.head.kernel
         return transposed_linear(hidden, table[...])
 
 
-AbstractState = list[tuple[tuple[str | int, ...], nnx.Variable]]
+AbstractState = list[tuple[tuple[Any, ...], Any]]
 
 
 def abstract_decoder(config: ModelConfig, dtype: jnp.dtype) -> tuple[nnx.GraphDef, AbstractState]:
     """The module graph, and each parameter's path with its shape and dtype; no memory is used."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
-    return graph, list(nnx.to_flat_state(state))
+    return graph, [(path, leaf) for path, leaf in nnx.to_flat_state(state)]
 
 
 def bind(graph: nnx.GraphDef, leaves: AbstractState, weights: Sequence[Array]) -> Decoder:

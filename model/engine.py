@@ -55,7 +55,7 @@ class Engine:
         on_warm_up: Callable[[int, int], None] = lambda done, total: None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`on_step_done` runs on the engine's thread after a step's events; `before_step` may raise, to inject faults."""
+        """`on_step_done` runs on the engine's thread after a step's events; `before_step` may raise."""
         self._scheduler = scheduler
         self._runner = runner
         self._on_step_done = on_step_done
@@ -235,7 +235,7 @@ class Engine:
             return
         start = max(running.started_at, self._device_free_at)
         wait = start + expected - PLANNING_LEAD_SECS - time.monotonic()
-        if wait > 0 and not running.outputs.token_ids.is_ready():
+        if wait > 0 and not running.is_done():
             time.sleep(wait)
 
     def _finish(self, handle: StepHandle) -> None:
@@ -245,7 +245,7 @@ class Engine:
         duration = finished_at - max(handle.started_at, self._device_free_at)
         self._device_free_at = finished_at
         known = self._expected.get(handle.layout)
-        # The least of recent durations, slowly forgotten: planning too early wastes nothing, too late stalls the device.
+        # The least of recent durations, slowly forgotten: too early wastes nothing, too late stalls the device.
         self._expected[handle.layout] = duration if known is None else min(duration, known * 1.02)
         with self._lock:
             self._steps += 1
@@ -259,11 +259,9 @@ class Engine:
             subscriber = self._subscribers.get(event.request_id)
             if subscriber is None:
                 continue
-            if event.prompt_logprobs is not None:
-                event = _without_repeats(event, subscriber)
             if event.finish_reason is not None:
                 del self._subscribers[event.request_id]
-            subscriber.sink(event)
+            subscriber.sink(event if event.prompt_logprobs is None else _without_repeats(event, subscriber))
 
     def _notify_listeners(self, handle: StepHandle, duration: float, finished_at: float) -> None:
         if not self._listeners:

@@ -1,4 +1,4 @@
-"""The KV arrays on the device, and how many pages to have. Built by `model/runner.py`; pages are owned by `scheduler/`."""
+"""The KV arrays on the device, and how many pages to have. Built by `model/runner.py`."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ def default_num_pages(
     config: ModelConfig, page_size: int, dtype: jnp.dtype, max_num_seqs: int, max_model_len: int, memory_fraction: float
 ) -> int:
     """Usable pages when the config names no number: on a GPU what `memory_fraction` of the free memory holds, elsewhere
-    enough for every slot at full length, at most 2 GiB. At least one."""
+    enough for every slot at full length, at most 2 GiB. At least one.
+    """
     size = page_bytes(config, page_size, dtype)
     device = jax.devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None

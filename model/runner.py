@@ -59,6 +59,10 @@ class StepHandle:
     started_at: float
     outputs: StepOutputs
 
+    def is_done(self) -> bool:
+        """Whether the device has finished the step; does not block."""
+        return bool(self.outputs.token_ids.is_ready())  # type: ignore[attr-defined]
+
 
 class Runner:
     """Executes plans. Not thread-safe; `dispatch` mutates device state, `collect` blocks."""
@@ -87,7 +91,11 @@ class Runner:
         self._kv: tuple[jax.Array, ...] = ()
         self._state = self._empty_state()
         kv = abstract_kv(model, config.num_pages, config.page_size, config.kv_dtype, mesh)
-        self._abstract = (*jax.tree.map(self._describe, (self._weights,)), kv, jax.tree.map(self._describe, self._state))
+        self._abstract = (
+            *jax.tree.map(self._describe, (self._weights,)),
+            kv,
+            jax.tree.map(self._describe, self._state),
+        )
 
     @property
     def warm_up_is_complete(self) -> bool:
@@ -221,7 +229,14 @@ class Runner:
         where = self._replicated()
         length = self.config.max_model_len
 
-        def start_slot(state: SlotState, slot, prompt_ids, output_ids, bias_ids, biases):
+        def start_slot(
+            state: SlotState,
+            slot: jax.Array,
+            prompt_ids: jax.Array,
+            output_ids: jax.Array,
+            bias_ids: jax.Array,
+            biases: jax.Array,
+        ) -> SlotState:
             return state._replace(
                 output_counts=state.output_counts.at[slot].set(0).at[slot, output_ids].add(1, mode="drop"),
                 prompt_seen=state.prompt_seen.at[slot].set(False).at[slot, prompt_ids].set(True, mode="drop"),
@@ -239,4 +254,6 @@ class Runner:
     def _rebuild_slot(self, slot: int, arrays: tuple[np.ndarray, ...]) -> None:
         if self._start_slot is None:
             raise RuntimeError("warm_up must come before the first step")
-        self._state = self._start_slot(self._state, np.int32(slot), *self._rules.padded(arrays, self.config.max_model_len))
+        self._state = self._start_slot(
+            self._state, np.int32(slot), *self._rules.padded(arrays, self.config.max_model_len)
+        )

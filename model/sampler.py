@@ -4,6 +4,7 @@ No sort of the vocabulary, and no compile-time variant: what a step does not nee
 Every rule is per row, so a row's token depends on no neighbour.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -52,7 +53,7 @@ class RowRules(NamedTuple):
 
 
 def adjust(logits: jax.Array, slots: jax.Array, rules: RowRules, state: SlotState) -> jax.Array:
-    """Penalties, bias and masked stop tokens: logits [R, V] → [R, V]. Rows that are not adjusted come back as they were.
+    """Penalties, bias and masked stop tokens: logits [R, V] → [R, V]. Other rows come back as they were.
 
     Repetition penalty: CTRL (arXiv:1909.05858), over prompt and output. Presence and frequency: OpenAI's API reference.
     """
@@ -134,7 +135,7 @@ def _exact_threshold(scaled: jax.Array, top_k: jax.Array, top_p: jax.Array) -> j
     return jnp.maximum(by_count, by_mass)
 
 
-def _bisect(scaled: jax.Array, enough) -> jax.Array:
+def _bisect(scaled: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """The greatest threshold t ≤ 0 for which `enough(scaled >= t)` holds, per row. -inf if none does.
 
     The bit pattern of a float ≤ 0 grows as the float falls, so magnitudes are searched as integers.
@@ -142,7 +143,7 @@ def _bisect(scaled: jax.Array, enough) -> jax.Array:
     low = jnp.full(scaled.shape[:1], -1, jnp.int32)
     high = jnp.full(scaled.shape[:1], 0x7F800000, jnp.int32)
 
-    def step(_, bounds):
+    def step(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = low + (high - low) // 2
         ok = enough(scaled >= -jax.lax.bitcast_convert_type(middle, jnp.float32)[:, None])
@@ -165,7 +166,7 @@ def _invert_cumulative(weights: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def _first_above(weights: jax.Array, target: jax.Array) -> jax.Array:
-    """First index with a positive weight whose cumulative sum exceeds the target; rounding falls back to the last one."""
+    """First index with a positive weight whose cumulative sum exceeds the target, else the last one."""
     index = jnp.arange(weights.shape[1])
     positive = weights > 0
     above = positive & (jnp.cumsum(weights, -1) > target[:, None])

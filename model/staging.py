@@ -4,6 +4,7 @@
 transfer; floats travel as their bit patterns. Each step gets a fresh buffer, since JAX on a CPU may alias it.
 """
 
+import itertools
 from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Any
@@ -98,7 +99,7 @@ class StepLayout:
     def views(self, buffer: Any) -> "StepFields":
         """Fields of a buffer, numpy views or traced slices alike."""
         bounds = np.cumsum((0, *self._sizes))
-        scalars, tokens, ints, floats, pages, stops = (buffer[a:b] for a, b in zip(bounds, bounds[1:], strict=False))
+        scalars, tokens, ints, floats, pages, stops = (buffer[a:b] for a, b in itertools.pairwise(bounds))
         return StepFields(
             scalars=scalars,
             tokens=tokens.reshape(len(TokenField), self.num_tokens),
@@ -112,7 +113,8 @@ class StepLayout:
 @dataclass(frozen=True, slots=True)
 class StepFields:
     """The fields of one buffer: scalars, tokens [5, T], rows [12, R], row_floats [6, R], page_table [R, M], and
-    stop_token_ids [R, 64] (an id past the vocabulary where unused)."""
+    stop_token_ids [R, 64] (an id past the vocabulary where unused).
+    """
 
     scalars: Any
     tokens: Any

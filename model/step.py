@@ -57,7 +57,9 @@ def build_step(
     """
     graph, leaves = abstract_decoder(config, dtype)
 
-    def step(weights, kv, state, buffer):
+    def step(
+        weights: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], state: SlotState, buffer: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], SlotState, StepOutputs]:
         fields = layout.views(buffer)
         batch = _ragged_batch(fields)
         slots = fields.rows[RowField.SLOT]
@@ -69,7 +71,7 @@ def build_step(
             _shard_tokens(token_ids, mesh), batch, kv, kernels=kernels, single_token_rows=layout.single_token_rows
         )
 
-        def mask_padding(logits):
+        def mask_padding(logits: jax.Array) -> jax.Array:
             if vocab_size == config.vocab_size:
                 return logits
             return jnp.where(jnp.arange(config.vocab_size) < vocab_size, logits, -jnp.inf)
@@ -87,7 +89,9 @@ def build_step(
         if not layout.single_token_rows:
             prompt_logprobs = jax.lax.cond(
                 flags[Scalar.ANY_PROMPT_LOGPROBS] > 0,
-                lambda: _prompt_logprobs(hidden, tokens[TokenField.NEXT_TOKEN_ID], lambda h: mask_padding(model.logits(h))),
+                lambda: _prompt_logprobs(
+                    hidden, tokens[TokenField.NEXT_TOKEN_ID], lambda h: mask_padding(model.logits(h))
+                ),
                 lambda: empty_logprobs(layout.num_tokens),
             )
         return kv, state, StepOutputs(drawn, finite, output_logprobs, prompt_logprobs)
@@ -131,7 +135,9 @@ def _draw(raw: jax.Array, fields: StepFields, slots: jax.Array, state: SlotState
         adjusted=rows[RowField.ADJUSTED] > 0,
         stops_masked=rows[RowField.STOPS_MASKED] > 0,
         stop_token_ids=fields.stop_token_ids,
-        keys=jnp.stack([rows[f] for f in (RowField.SEED_HIGH, RowField.SEED_LOW, RowField.CHOICE, RowField.POSITION)], 1),
+        keys=jnp.stack(
+            [rows[f] for f in (RowField.SEED_HIGH, RowField.SEED_LOW, RowField.CHOICE, RowField.POSITION)], 1
+        ),
     )
     adjusted = jax.lax.cond(
         fields.scalars[Scalar.ANY_ADJUSTED] > 0, lambda: adjust(raw, slots, rules, state), lambda: raw
@@ -149,12 +155,12 @@ def _draw(raw: jax.Array, fields: StepFields, slots: jax.Array, state: SlotState
     )
 
 
-def _prompt_logprobs(hidden: jax.Array, next_ids: jax.Array, logits) -> Logprobs:
+def _prompt_logprobs(hidden: jax.Array, next_ids: jax.Array, logits: Callable[[jax.Array], jax.Array]) -> Logprobs:
     """Logprobs of each token's successor, a block of rows at a time: hidden [T, E], next_ids [T]."""
     tokens = hidden.shape[0]
     block = min(PROMPT_BLOCK, tokens)
 
-    def body(index, result: Logprobs) -> Logprobs:
+    def body(index: jax.Array, result: Logprobs) -> Logprobs:
         start = jnp.minimum(index * block, tokens - block)
         piece = logprobs(
             logits(jax.lax.dynamic_slice_in_dim(hidden, start, block)),

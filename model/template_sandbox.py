@@ -1,8 +1,9 @@
 """Jinja for chat templates, fenced in: no attribute that leads out, and bounds on steps, time and sizes.
 
 A template may come with a request. `jinja2.sandbox` keeps it from reaching Python's insides; what is added here keeps
-it from running or growing without end: every loop turn, call and filter costs a step, and every text or list made on
-the way has a greatest length. Called by `model/chat_template.py`.
+it from running or growing without end: every loop turn, call and filter costs a step, and every text, list or dict made
+on the way has a greatest size. What would grow far beyond its inputs is refused before it is made. Called by
+`model/chat_template.py`.
 """
 
 import functools
@@ -20,13 +21,20 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.utils import Namespace
 
 _LONG_WIDTH = re.compile(r"\d{5,}|\*|\{[^{}]*\{")
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """Bounds on one rendering: steps, seconds, characters of any text, items of any list, bits of any integer."""
+    """Bounds on one rendering.
+
+    Attributes:
+        steps: loop turns, calls, filters and pieces of output. secs: of time, looked at when a step begins.
+        characters: of any text, and of the output. items: of any list or dict, those within it included (64 characters
+            of text count as an item). integer_bits: of a product or power.
+    """
 
     steps: int = 1_000_000
     secs: float = 5.0
@@ -46,6 +54,13 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Namespace(Namespace):
+    """Jinja's, whose text does not spell out what it holds."""
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """One environment for one rendering; holds what is left of its limits."""
 
@@ -56,11 +71,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.limits = limits or TemplateLimits()
         self.steps_left = self.limits.steps
         self.deadline = time.monotonic() + self.limits.secs
+        self._weights: dict[int, tuple[Any, int]] = {}
         self.filters["tojson"] = _to_json
         self.filters = {name: self._bounded(name, function) for name, function in self.filters.items()}
         self.filters["_turns"] = self._turns
         self.filters["_sized"] = self.sized
         del self.globals["lipsum"]
+        self.globals["namespace"] = _Namespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _now
 
@@ -71,12 +88,25 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise SecurityError("the template runs for too long")
 
     def sized(self, value: Any) -> Any:
-        """`value`, if it is no longer than allowed."""
+        """`value`, if it is no larger than allowed."""
         if isinstance(value, str):
             self._allow(len(value), self.limits.characters)
-        elif isinstance(value, list | tuple):
-            self._allow(len(value), self.limits.items)
+        else:
+            self._allow(self._weight(value), self.limits.items)
         return value
+
+    def _weight(self, value: Any) -> int:
+        """Items in a value and in what it holds. Remembered: in here nothing changes a list or dict once it is made."""
+        if isinstance(value, str):
+            return 1 + len(value) // 64
+        if not isinstance(value, list | tuple | dict):
+            return 1
+        known = self._weights.get(id(value))
+        if known is None:
+            held = [*value, *value.values()] if isinstance(value, dict) else value
+            known = value, 1 + sum(map(self._weight, held))
+            self._weights[id(value)] = known  # with the value, so that its id is not given to another
+        return known[1]
 
     def _allow(self, size: int, most: int) -> None:
         if size > most:
@@ -99,9 +129,16 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def _check_arguments(self, name: str, subject: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Refuse what would grow far beyond its inputs: widths, replacements, joins, formats."""
-        for value in (*args, *options.values()):
-            if isinstance(value, int) and abs(value) > self.limits.items:
-                raise SecurityError(f"{name}: the number is too large")
+        given = (*args, *options.values())
+        numbers = [abs(value) for value in given if isinstance(value, int)]
+        self._allow(max(numbers, default=0), self.limits.items)
+        if name in ("indent", "expandtabs", "wordwrap", "tojson"):
+            most = max([*numbers, *(len(value) for value in given if isinstance(value, str))], default=0)
+            self._allow(
+                (len(subject) if isinstance(subject, str) else self._weight(subject)) * most, self.limits.characters
+            )
+        if name == "translate" or (name == "sum" and any(isinstance(value, list | str) for value in given)):
+            raise SecurityError(f"{name} is not available like this")
         if name == "replace" and isinstance(subject, str) and len(args) >= 2:
             self._allow(len(subject) + subject.count(str(args[0])) * len(str(args[1])), self.limits.characters)
         elif name == "join":
@@ -125,7 +162,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(value, str | list | tuple) and isinstance(times, int):
-                    self._allow(len(value) * max(times, 0), self.limits.items)
+                    size = len(value) if isinstance(value, str) else self._weight(value)
+                    self._allow(size * max(times, 0), self.limits.items)
         if isinstance(left, int) and isinstance(right, int) and operator in ("*", "**"):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             self._allow(bits, self.limits.integer_bits)
@@ -142,7 +180,7 @@ def compile_template(source: str) -> CodeType:
         loop.iter = _filtered(loop.iter, "_turns", loop.lineno)
     for block in tree.find_all(nodes.AssignBlock):
         block.filter = _filtered(block.filter, "_sized", block.lineno)
-    _bound_concatenations(tree)
+    _bound_what_grows(tree)
     return environment.compile(tree)
 
 
@@ -165,14 +203,20 @@ def _filtered(node: Any, name: str, line: int) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=line)
 
 
-def _bound_concatenations(node: nodes.Node) -> None:
-    """Put the size check around every `~` below `node`."""
+def _grows(node: Any) -> bool:
+    return isinstance(node, nodes.Concat | nodes.List | nodes.Dict) or (
+        isinstance(node, nodes.Tuple) and node.ctx == "load"
+    )
+
+
+def _bound_what_grows(node: nodes.Node) -> None:
+    """Put the size check around every `~`, list, tuple and dict below `node`."""
     for field, value in list(node.iter_fields()):
         children = value if isinstance(value, list) else [value]
         for child in children:
             if isinstance(child, nodes.Node):
-                _bound_concatenations(child)
-        bounded = [_filtered(c, "_sized", c.lineno) if isinstance(c, nodes.Concat) else c for c in children]
+                _bound_what_grows(child)
+        bounded = [_filtered(child, "_sized", child.lineno) if _grows(child) else child for child in children]
         setattr(node, field, bounded if isinstance(value, list) else bounded[0])
 
 

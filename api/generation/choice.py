@@ -51,7 +51,7 @@ class ChoiceRules:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a choice adds since the last `take`. `finish_reason` is set on the last one, and only then."""
+    """What a choice adds since the last `take`. The last has a `finish_reason`, unless the answer was broken off."""
 
     text: str
     tokens: tuple[AlignedToken, ...]
@@ -136,7 +136,10 @@ class ChoiceStream:
 
     def take(self) -> Delta:
         """All that is new. Joining the deltas gives the answer, however often this is called."""
-        delta = Delta("".join(self._parts), tuple(self._aligned), self.finish_reason)
+        reason = self.finish_reason
+        if reason is FinishReason.ABORT or reason is FinishReason.ERROR:
+            reason = None
+        delta = Delta("".join(self._parts), tuple(self._aligned), reason)
         self._parts.clear()
         self._aligned.clear()
         self.num_unsent_tokens = 0

@@ -97,8 +97,8 @@ def _locate(source: str, cache_dir: Path, progress: Progress) -> tuple[Path, str
     if not path.exists() and source.count("/") == 1 and not source.startswith((".", "/", "~")):
         return _download_from_hub(source, progress), source
     raise ModelNotFoundError(
-        f"model {source!r} is neither built in ({', '.join(BUILT_IN)}), nor a .gguf file, nor a folder with a config.json "
-        "or a converted checkpoint, nor a Hugging Face id (organisation/name)"
+        f"model {source!r} is neither built in ({', '.join(BUILT_IN)}), nor a .gguf file, nor a folder with a "
+        "config.json or a converted checkpoint, nor a Hugging Face id (organisation/name)"
     )
 
 

@@ -1,4 +1,4 @@
-"""From tensors under Hugging Face names to the decoder's parameters under ours. Called by `model/weights/__init__.py`."""
+"""From tensors under Hugging Face names to the decoder's parameters. Called by `model/weights/__init__.py`."""
 
 import math
 from collections.abc import Callable, Iterator

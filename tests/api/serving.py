@@ -96,7 +96,7 @@ def make_server(
     engine: FakeEngine | None = None,
     limits: Limits | None = None,
     client_keys: Sequence[str] | None = None,
-    routes: Sequence[Register] = (echo_routes,),
+    routes: Sequence[Register] | None = (echo_routes,),
     attach: bool = True,
 ) -> tuple[Quart, ServerState, FakeEngine]:
     """An application whose engine runs."""

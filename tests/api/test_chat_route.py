@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions` on the fake engine: logprobs, prefill, priorities; and the failures before and after bytes."""
+"""`POST /v1/chat/completions` on the fake engine: logprobs, prefill, priorities, failures in every state."""
 
 import threading
 from typing import Any

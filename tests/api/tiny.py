@@ -7,7 +7,7 @@ say which bytes an answer consists of, and split characters wherever it likes.
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from api.app import model_routes
@@ -84,11 +84,13 @@ def serving(
     limits: Limits | None = None,
     scheduler: SchedulerConfig = SMALL,
     step_secs: float = 0.0,
+    keys: Sequence[str] | None = None,
 ) -> Iterator[Served]:
     """A server on a free port whose engine follows `script`.
 
     Args:
         settings: keys of the configuration. limits: of the server. scheduler, step_secs: of the engine.
+        keys: of clients.
     """
     state: list[ServerState] = []
     engine = FakeEngine(
@@ -98,7 +100,7 @@ def serving(
         step_secs=step_secs,
         on_step_done=lambda: state[0].bridge.flush(),
     )
-    options = {"engine": engine, "limits": limits, "routes": model_routes(), "attach": False}
+    options = {"engine": engine, "limits": limits, "routes": model_routes(), "attach": False, "client_keys": keys}
     with served(config=resolve(settings or {}), **options) as server:
         state.append(server.state)
         server.state.attach(cast(Any, engine), tiny_tokenizer(), ModelFacts(MODEL, "fake"))

@@ -13,7 +13,7 @@ TOKENS, TABLE_ROWS, POOL = 224, 9, 180
 
 
 def build(rows, group, dtype, seed=0, num_tokens=TOKENS, num_rows=TABLE_ROWS, shared=False):
-    """rows: list of (tokens in this step, kv length). Returns queries, poisoned pages, batch, and per-row keys/values."""
+    """rows: list of (tokens in this step, kv length). Returns queries, poisoned pages, batch, keys and values."""
     rng = np.random.default_rng(seed)
     pages = np.full((POOL, 2 * HEADS, PAGE, DIM), np.nan, np.float32)
     free = list(rng.permutation(np.arange(1, POOL)))

@@ -1,5 +1,7 @@
-"""Small models on disk for the loader's tests: the random checkpoints of `tests/fixtures/tiny`, with a tokenizer, also
-as GGUF files; and tokenizers made by hand."""
+"""Small models on disk for the loader's tests, and tokenizers made by hand.
+
+The models are the random checkpoints of `tests/fixtures/tiny`, with a tokenizer, also as GGUF files.
+"""
 
 import json
 import shutil
@@ -46,7 +48,10 @@ def added(index: int, text: str, **changes: Any) -> dict[str, Any]:
 def byte_level_json(words: list[str] = (), special: list[str] = SPECIAL, limit: int = 256) -> dict[str, Any]:  # type: ignore[assignment]
     """A byte-level `tokenizer.json`: special tokens, the bytes (the first `limit` of them), then two-letter words."""
     characters = byte_characters()
-    texts = [*special, *[characters[byte] for byte in [*range(32, 127), 10, *range(10), *range(11, 32), *range(127, 256)]]]
+    texts = [
+        *special,
+        *[characters[byte] for byte in [*range(32, 127), 10, *range(10), *range(11, 32), *range(127, 256)]],
+    ]
     vocab = {text: index for index, text in enumerate([*texts[: limit + len(special)], *words])}
     return {
         "version": "1.0",
@@ -156,16 +161,16 @@ def write_gguf(
     if rope_freqs is not None:
         writer.add_tensor("rope_freqs.weight", rope_freqs)
     for name, array in tensors_of(folder).items():
-        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
-            heads = raw["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-            array = _interleaved(array, heads)
+        permuted = architecture == "llama" and ("q_proj" in name or "k_proj" in name)
+        heads = raw["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        stored = np.ascontiguousarray(_interleaved(array, heads) if permuted else array)
         short = name
         for long, brief in _GGUF_NAMES.items():
             short = short.replace(long, brief, 1)
         if array.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
-            writer.add_tensor(short, gguf.quantize(array, kind), raw_dtype=kind)
+            writer.add_tensor(short, gguf.quantize(stored, kind), raw_dtype=kind)
         else:
-            writer.add_tensor(short, np.ascontiguousarray(array))
+            writer.add_tensor(short, stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -40,7 +40,9 @@ def random_params(config: ModelConfig, seed: int = 0, mesh: jax.sharding.Mesh | 
     for path, leaf in param_shapes(config, jnp.dtype("float32")).items():
         values = rng.standard_normal(leaf.shape).astype(np.float32)
         values = 1 + 0.1 * values if path.endswith("scale") else values * (1.0 if "embed" in path else 0.35)
-        params[path] = jnp.asarray(values) if mesh is None else jax.device_put(values, param_sharding(path, leaf.shape, mesh))
+        params[path] = (
+            jnp.asarray(values) if mesh is None else jax.device_put(values, param_sharding(path, leaf.shape, mesh))
+        )
     return params
 
 
@@ -57,7 +59,14 @@ def make_engine(
 ) -> Engine:
     """An engine that is not started; `changes` are those of `SchedulerConfig`."""
     limits = SchedulerConfig(
-        **{"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "num_pages": DEVICE_PAGES, "page_size": 4} | changes
+        **{
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 16,
+            "max_model_len": 64,
+            "num_pages": DEVICE_PAGES,
+            "page_size": 4,
+        }
+        | changes
     )
     shapes = RunnerConfig(
         max_num_seqs=limits.max_num_seqs,
@@ -112,7 +121,7 @@ class Client:
         self.engine.stop(30)
 
     def submit(self, prompts: Sequence[Sequence[int]], max_tokens: int = 8, **fields) -> list[str]:
-        """Queue prompts; returns their ids. `fields` go to `Request` or, if it has no such field, to `SamplingParams`."""
+        """Queue prompts; returns their ids. `fields` go to `Request` where it has them, else to `SamplingParams`."""
         own = {"priority", "stop_token_ids", "min_new_tokens", "cache_salt", "read_prefix_cache"}
         requests = []
         for prompt in prompts:

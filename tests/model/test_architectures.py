@@ -1,4 +1,4 @@
-"""Every architecture's logits and greedy ids against Hugging Face transformers, on the checkpoints of `tests/fixtures/tiny`.
+"""Every architecture's logits and greedy ids against Hugging Face transformers, on `tests/fixtures/tiny`.
 
 `tests/fixtures/make_tiny_references.py` made both. Each prompt is computed in one chunk, in chunks of five and token by
 token, since a sliding window or a rotary scaling can be right in one and wrong in another.

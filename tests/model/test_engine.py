@@ -1,4 +1,4 @@
-"""The engine on a tiny random model: whatever the batch, chunk, cache, preemption or mesh, a request gets its tokens."""
+"""The engine on a tiny model: whatever the batch, chunk, cache, preemption or mesh, a request gets its tokens."""
 
 import random
 import time
@@ -36,7 +36,8 @@ def test_alone_twice_and_together(client, reference):
     assert all(answer.finish_reason is FinishReason.LENGTH for answer in together)
     assert client.ask(PROMPTS[-1], max_tokens=12)[0].token_ids == reference[-1]
     again = client.ask(PROMPTS[-1], max_tokens=12)[0]
-    assert again.token_ids == reference[-1] and again.num_cached_tokens == 36
+    assert again.token_ids == reference[-1]
+    assert again.num_cached_tokens == 36
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,9 @@ def test_chunks_and_preemption_change_nothing(reference, changes):
             assert client.engine.stats().scheduler.num_preemptions > 0
 
 
-@pytest.mark.parametrize(("tp", "dp"), [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((4, 1), (1, 2), (2, 2)))])
+@pytest.mark.parametrize(
+    ("tp", "dp"), [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((4, 1), (1, 2), (2, 2)))]
+)
 def test_meshes_give_the_same_tokens(reference, tp, dp):
     mesh = make_mesh(tp=tp, dp=dp)
     with Client(make_engine(params=random_params(TINY, mesh=mesh), mesh=mesh)) as client:
@@ -85,16 +88,23 @@ def test_end_tokens_and_minimum(client, reference):
     assert answer.token_ids == reference[5][: first + 1]
     assert answer.finish_reason is FinishReason.STOP
     held = client.ask(
-        PROMPTS[5], max_tokens=12, stop_token_ids=frozenset({stop}), min_new_tokens=7, min_tokens=7,
+        PROMPTS[5],
+        max_tokens=12,
+        stop_token_ids=frozenset({stop}),
+        min_new_tokens=7,
+        min_tokens=7,
         logit_bias=((stop, 100.0),),
     )[0]
-    assert len(held.token_ids) == 7 + 1 and held.token_ids[7] == stop and stop not in held.token_ids[:7]
+    assert len(held.token_ids) == 7 + 1
+    assert held.token_ids[7] == stop
+    assert stop not in held.token_ids[:7]
 
 
 def test_logprobs_of_outputs_and_prompts(client):
     prompt = PROMPTS[9]
     scored = client.ask(prompt, max_tokens=0, prompt_logprobs=3, read_prefix_cache=False)[0]
-    assert scored.token_ids == [] and scored.finish_reason is FinishReason.LENGTH
+    assert scored.token_ids == []
+    assert scored.finish_reason is FinishReason.LENGTH
     assert [entry.token_id for entry in scored.prompt_logprobs] == prompt[1:]
     for position in (1, 7, len(prompt) - 1):
         answer = client.ask(prompt[:position], max_tokens=1, logprobs=20)[0].logprobs[0]
@@ -182,7 +192,8 @@ def test_a_bad_row_fails_alone():
             pytest.skip("the random model draws the poisoned token")
         ids = client.submit([good[0], [7, 99, 7], good[1]], max_tokens=10)
         first, bad, second = client.wait(ids)
-        assert bad.finish_reason is FinishReason.ERROR and bad.token_ids == []
+        assert bad.finish_reason is FinishReason.ERROR
+        assert bad.token_ids == []
         assert [first.token_ids, second.token_ids] == wanted
         # The pages that held NaN are reused; nothing of it may reach later requests.
         for _ in range(4):

@@ -13,8 +13,15 @@ jit_draw = jax.jit(draw)
 
 def rules(rows, **changes):
     fields = {
-        "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "presence": 0.0, "frequency": 0.0, "repetition": 1.0,
-        "adjusted": False, "stops_masked": False,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "presence": 0.0,
+        "frequency": 0.0,
+        "repetition": 1.0,
+        "adjusted": False,
+        "stops_masked": False,
     } | changes
     arrays = {name: jnp.broadcast_to(jnp.asarray(value), (rows,)) for name, value in fields.items()}
     ints = jnp.arange(rows, dtype=jnp.int32)
@@ -41,8 +48,17 @@ def allowed(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 @pytest.mark.parametrize(
     "change",
     [
-        {}, {"temperature": 0.3}, {"temperature": 2.0}, {"top_k": 5}, {"top_k": 100}, {"top_k": VOCAB + 1},
-        {"top_p": 0.5}, {"top_p": 0.999}, {"min_p": 0.2}, {"min_p": 1.0}, {"top_k": 40, "top_p": 0.7},
+        {},
+        {"temperature": 0.3},
+        {"temperature": 2.0},
+        {"top_k": 5},
+        {"top_k": 100},
+        {"top_k": VOCAB + 1},
+        {"top_p": 0.5},
+        {"top_p": 0.999},
+        {"min_p": 0.2},
+        {"min_p": 1.0},
+        {"top_k": 40, "top_p": 0.7},
         {"top_k": 150, "top_p": 0.95, "min_p": 0.01, "temperature": 1.7},
     ],
 )
@@ -64,7 +80,14 @@ def test_histogram_equals_the_filtered_softmax(change):
 
 @pytest.mark.parametrize(
     "change",
-    [{"temperature": 0.0}, {"temperature": 1e-40}, {"temperature": 1e-6}, {"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-9}],
+    [
+        {"temperature": 0.0},
+        {"temperature": 1e-40},
+        {"temperature": 1e-6},
+        {"top_k": 1},
+        {"top_p": 0.0},
+        {"top_p": 1e-9},
+    ],
 )
 def test_limits_are_greedy(change):
     logits = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS, VOCAB)) * 50, jnp.float32)
@@ -94,9 +117,7 @@ def test_a_row_depends_on_no_neighbour():
 def test_seeds_of_more_than_32_bits_differ():
     logits = jnp.zeros((2, VOCAB))
     keys = jnp.asarray([[0, 1, 0, 5], [1, 1, 0, 5]], jnp.int32)
-    many = [
-        jit_draw(logits, rules(2)._replace(keys=keys + jnp.asarray([0, 0, 0, i]))).tolist() for i in range(8)
-    ]
+    many = [jit_draw(logits, rules(2)._replace(keys=keys + jnp.asarray([0, 0, 0, i]))).tolist() for i in range(8)]
     assert any(a != b for a, b in many)
 
 
@@ -110,7 +131,9 @@ def test_penalties_bias_and_masked_stops():
         jnp.zeros((3, VOCAB)).at[2, 11].set(4.0),
     )
     changed = rules(2, presence=0.5, frequency=0.25, repetition=2.0, adjusted=True, stops_masked=True)
-    changed = changed._replace(stop_token_ids=changed.stop_token_ids.at[0, 0].set(3), adjusted=jnp.asarray([True, False]))
+    changed = changed._replace(
+        stop_token_ids=changed.stop_token_ids.at[0, 0].set(3), adjusted=jnp.asarray([True, False])
+    )
     result = np.asarray(adjust(jnp.asarray(raw), jnp.asarray([2, 2]), changed, state))
     expected = raw[0].copy()
     for token in (5, 9):

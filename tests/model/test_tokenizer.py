@@ -3,6 +3,7 @@
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,13 @@ def test_ids_equal_those_of_transformers(entry):
 
 def test_digits_are_single_tokens():
     tokenizer = default_tokenizer()
-    assert [tokenizer.token_bytes(i) for i in tokenizer.encode("20241", parse_special=False)] == [b"2", b"0", b"2", b"4", b"1"]
+    assert [tokenizer.token_bytes(i) for i in tokenizer.encode("20241", parse_special=False)] == [
+        b"2",
+        b"0",
+        b"2",
+        b"4",
+        b"1",
+    ]
 
 
 @given(texts)
@@ -187,7 +194,9 @@ def test_a_space_is_put_before_the_first_word_as_the_vocabulary_says(scheme, tmp
     tokenizer_library = tokenizer._instance(json.dumps(_metaspace(scheme)))
     tokenizer_library.encode_special_tokens = False
     for text in ("a b", "<s>a b", "a</s>b", "a</s> b", " a", ""):
-        assert tokenizer.encode(text, parse_special=True) == tokenizer_library.encode(text, add_special_tokens=False).ids
+        assert (
+            tokenizer.encode(text, parse_special=True) == tokenizer_library.encode(text, add_special_tokens=False).ids
+        )
     ids = tokenizer.encode("a b", parse_special=False)
     assert tokenizer.decode(ids) == "a b"
     assert tokenizer.token_bytes(6) == b" a"
@@ -280,10 +289,10 @@ def _sentencepiece(scores: list[float], **fields) -> Tokenizer:
 
 
 def _merge_by_score(text: str, scores: dict[str, float]) -> list[str]:
-    """SentencePiece's BPE (Kudo and Richardson, arXiv:1808.06226): the leftmost pair of the best score, until none is left."""
+    """SentencePiece's BPE (Kudo and Richardson, arXiv:1808.06226): again and again the first pair of the best score."""
     pieces = list(text)
     while True:
-        pairs = [(-scores[a + b], i) for i, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in scores]
+        pairs = [(-scores[a + b], i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in scores]
         if not pairs:
             return pieces
         _, i = min(pairs)

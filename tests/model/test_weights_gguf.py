@@ -24,7 +24,15 @@ def test_weights_and_architecture_equal_those_of_the_safetensors(name, tmp_path)
         options = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
     expected = open_safetensors(folder)
     found = open_gguf(write_gguf(folder, tmp_path / "m.gguf", **options))
-    for field in ("head_dim", "num_kv_heads", "qkv_bias", "qk_norm", "tie_word_embeddings", "sliding_window", "rms_norm_eps"):
+    for field in (
+        "head_dim",
+        "num_kv_heads",
+        "qkv_bias",
+        "qk_norm",
+        "tie_word_embeddings",
+        "sliding_window",
+        "rms_norm_eps",
+    ):
         assert getattr(found.config, field) == getattr(expected.config, field), field
     assert found.config.bos_token_id == 1
     assert found.config.eos_token_ids == (2,)

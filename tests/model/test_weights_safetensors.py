@@ -156,7 +156,9 @@ def test_what_is_not_implemented_is_refused_by_name(changes, message, tmp_path):
 
 
 def test_a_mix_of_window_layers_is_refused(tmp_path):
-    folder = tiny_checkpoint("qwen2", tmp_path, use_sliding_window=True, sliding_window=8, max_window_layers=1, layer_types=[])
+    folder = tiny_checkpoint(
+        "qwen2", tmp_path, use_sliding_window=True, sliding_window=8, max_window_layers=1, layer_types=[]
+    )
     with pytest.raises(UnsupportedModelError, match="mix of sliding"):
         open_safetensors(folder)
 
