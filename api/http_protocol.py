@@ -1,8 +1,8 @@
 """uvicorn's HTTP/1.1 connection with limits that it lacks: on the size, number and time of headers.
 
 Given to uvicorn by `api/supervisor.py`. The parser (llhttp, strict) refuses ambiguous framing itself: both
-Content-Length and Transfer-Encoding, two lengths, a signed length, bad chunks (RFC 9112, 6.3 and 7.1). Such a connection
-gets one answer in our envelope here and is closed.
+Content-Length and Transfer-Encoding, two lengths, a signed length, bad chunks (RFC 9112, 6.3 and 7.1). Such a
+connection gets one answer in our envelope here and is closed.
 """
 
 import asyncio

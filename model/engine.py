@@ -223,9 +223,9 @@ class Engine:
             plan = self._scheduler.plan(self._clock())
         if not plan.rows:
             return None
-        self._before_step()
         if self._step_started is None:
             self._step_started = self._clock()
+        self._before_step()
         return self._runner.dispatch(plan)
 
     def _await_planning_time(self, running: StepHandle) -> None:

@@ -107,6 +107,7 @@ class Runner:
         # The largest first: it takes longest, and the threads should end together.
         layouts = sorted(self.lattice.essential(), key=lambda layout: -layout.num_tokens)
         total = len(layouts) + 1
+        on_progress(0, total)
         with ThreadPoolExecutor(COMPILE_THREADS + 1) as pool:
             kv = pool.submit(allocate, self._abstract[1])
             start_slot = pool.submit(self._compile_start_slot)

@@ -1,7 +1,7 @@
 """Converted models as Orbax checkpoints: written once, restored shard by shard onto any mesh.
 
 A folder holds `params/` (Orbax, uncompressed: restoring is then as fast as reading) and `twinmesh.json` (architecture,
-tokenizer, dtype, digest, sizes of all files), which is written last: a folder without it is not a checkpoint.
+tokenizer, dtype, digest, marks of all files), which is written last: a folder without it is not a checkpoint.
 Called by `model/weights/__init__.py`.
 """
 
@@ -29,6 +29,7 @@ from model.tokenizer import TokenizerSpec
 METADATA = "twinmesh.json"
 FORMAT = 2
 STALE_SECS = 86400.0
+MARKED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,9 @@ class CheckpointInfo:
     Attributes:
         config: the architecture. tokenizer: what the tokenizer is made from. dtype: `float32` or `bfloat16`.
         digest: SHA-256 of architecture and parameters, the same wherever and from whatever files they were converted.
-        arrays: path → shape and dtype. files: path below `params/` → size in bytes.
+        arrays: path → shape and dtype.
+        files: path below `params/` → its mark: size in bytes, and SHA-256 up to 1 MiB. Weights themselves are larger;
+            reading them twice at each start would take too long.
     """
 
     config: ModelConfig
@@ -46,7 +49,7 @@ class CheckpointInfo:
     dtype: str
     digest: str
     arrays: dict[str, tuple[list[int], str]]
-    files: dict[str, int]
+    files: dict[str, str]
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -55,11 +58,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def read_info(folder: Path) -> CheckpointInfo:
-    """Read a checkpoint's metadata and compare its files' sizes.
+    """Read a checkpoint's metadata and compare the marks of its files.
 
     Raises:
         UnsupportedModelError: another format version.
-        DamagedCheckpointError: the metadata does not parse, or a file is missing or has another size.
+        DamagedCheckpointError: the metadata does not parse, or a file is missing or has another mark.
     """
     try:
         raw = json.loads((folder / METADATA).read_text(encoding="utf-8"))
@@ -75,10 +78,10 @@ def read_info(folder: Path) -> CheckpointInfo:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedCheckpointError(f"{folder / METADATA} is broken: {error}") from error
-    found = _file_sizes(folder / "params")
-    for name, size in info.files.items():
-        if found.get(name) != size:
-            raise DamagedCheckpointError(f"{folder / 'params' / name} is missing or not {size} bytes long")
+    found = _marks(folder / "params")
+    for name, mark in info.files.items():
+        if found.get(name) != mark:
+            raise DamagedCheckpointError(f"{folder / 'params' / name} is missing or not as it was written")
     return info
 
 
@@ -94,8 +97,8 @@ def save(
         with ocp.Checkpointer(_handler()) as checkpointer:
             checkpointer.save(temporary.absolute() / "params", _nested(params))
         arrays = {path: (list(array.shape), array.dtype.name) for path, array in params.items()}
-        sizes = _file_sizes(temporary / "params")
-        info = CheckpointInfo(config, tokenizer, dtype, _digest(config, params), arrays, sizes)
+        marks = _marks(temporary / "params")
+        info = CheckpointInfo(config, tokenizer, dtype, _digest(config, params), arrays, marks)
         text = json.dumps({"format": FORMAT, **asdict(info)})
         (temporary / METADATA).write_text(text, encoding="utf-8")
         if folder.exists() and not is_checkpoint(folder):
@@ -126,7 +129,7 @@ def restore(folder: Path, info: CheckpointInfo, mesh: jax.sharding.Mesh | None) 
     except (MemoryError, jax.errors.JaxRuntimeError):
         raise  # the device's fault, not the checkpoint's
     except Exception as error:  # Orbax and TensorStore raise many types for files that they cannot read
-        raise DamagedCheckpointError(f"{folder} cannot be restored: {error}") from error
+        raise DamagedCheckpointError(f"{folder} cannot be restored: {str(error)[:200]}") from error
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
@@ -147,8 +150,13 @@ def _digest(config: ModelConfig, params: Mapping[str, np.ndarray]) -> str:
     return hasher.hexdigest()
 
 
-def _file_sizes(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+def _marks(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): _mark(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _mark(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size} {hashlib.sha256(path.read_bytes()).hexdigest()}" if size <= MARKED_BYTES else str(size)
 
 
 def _remove_stale(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Metrics: names and labels, counting, gauges at rest without traffic (B67), and faults that hurt nobody (B68)."""
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -182,7 +183,8 @@ def server() -> Iterator[Served]:
 
 def test_gauges_come_to_rest_without_traffic(server: Served) -> None:
     server.engine.step_secs = 0.02
-    body = b'{"max_tokens": 200, "stream": true, "prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]}'
+    prompt = list(range(18))
+    body = json.dumps({"max_tokens": 200, "stream": True, "prompt": prompt}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
     head += b"Content-Type: application/json\r\n\r\n"
     clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(30)]

@@ -9,6 +9,7 @@ import huggingface_hub
 import huggingface_hub.errors
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from model.errors import DamagedCheckpointError, ModelNotFoundError, OfflineError, UnsupportedModelError
@@ -149,6 +150,22 @@ def test_a_damaged_cached_checkpoint_is_made_again(damage, place, caplog):
     assert progress.names == ["loading weights"]
 
 
+def test_a_checkpoint_that_orbax_cannot_read_is_made_again(place, monkeypatch):
+    first, _ = place.load()
+    restore = ocp.Checkpointer.restore
+    failures = iter([ValueError("DATA_LOSS")])
+
+    def fails_once(self, *args, **options):
+        for failure in failures:
+            raise failure
+        return restore(self, *args, **options)
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", fails_once)
+    second, progress = place.load()
+    assert progress.names == ["loading weights", "converting weights", "loading weights"]
+    assert second.digest == first.digest
+
+
 def test_what_a_killed_conversion_left_does_not_matter(place, monkeypatch):
     place.load()
     folder = place.converted()
@@ -186,7 +203,7 @@ def test_a_checkpoint_folder_is_a_model(place, tmp_path):
     with pytest.raises(UnsupportedModelError, match="holds float32"):
         place.load(source=folder, dtype="bfloat16")
     _truncate(folder)
-    with pytest.raises(DamagedCheckpointError, match="is missing or not"):
+    with pytest.raises(DamagedCheckpointError, match="is missing or not as"):
         place.load(source=folder)
 
 
