@@ -31,7 +31,7 @@ class BucketLattice:
     max_pages: int
 
     def layouts(self) -> tuple[StepLayout, ...]:
-        """Every layout, those that cost least first."""
+        """Every layout: one-token rows first, and in both kinds those that cost least first."""
         single = [StepLayout(rows, rows, self.max_pages, True) for rows in self._row_sizes()]
         mixed = [
             StepLayout(tokens, rows, self.max_pages, False)
@@ -41,14 +41,14 @@ class BucketLattice:
         return (*single, *mixed)
 
     def essential(self) -> tuple[StepLayout, ...]:
-        """Few layouts that between them hold every step: the least and the largest of each kind.
+        """Few layouts that between them hold every step, and a lone request without much padding.
 
-        A server can start with these; the rest only saves padding.
+        A server can start with these; the rest only saves padding, the largest of one-token rows most of it.
         """
         single = [layout for layout in self.layouts() if layout.single_token_rows]
         mixed = [layout for layout in self.layouts() if not layout.single_token_rows]
         small = [layout for layout in mixed if layout.num_tokens <= SMALL_PREFILL and layout.num_rows == LEAST_ROWS]
-        return tuple(dict.fromkeys((single[0], *small[-1:], mixed[-1], single[-1])))
+        return tuple(dict.fromkeys((single[0], *small[-1:], mixed[-1])))
 
     def fitting(self, num_tokens: int, num_rows: int, single_token_rows: bool) -> list[StepLayout]:
         """The layouts that hold a step, the cheapest first. A program of mixed rows serves one-token rows too."""

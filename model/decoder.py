@@ -203,6 +203,7 @@ class Decoder(nnx.Module):
 AbstractState = list[tuple[tuple[Any, ...], Any]]
 
 
+@functools.cache
 def abstract_decoder(config: ModelConfig, dtype: jnp.dtype) -> tuple[nnx.GraphDef, AbstractState]:
     """The module graph, and each parameter's path with its shape and dtype; no memory is used."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))

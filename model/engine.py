@@ -179,10 +179,8 @@ class Engine:
     def _warm_up_rest(self) -> None:
         """Compile what only saves padding, preferably while nothing runs. A failure costs speed, not answers."""
         try:
-            while not self._stopping:
+            while not self._stopping and self._runner.compile_next():
                 self._await_idleness(IDLE_WAIT_SECS)
-                if not self._runner.compile_next():
-                    return
         except Exception:
             logger.exception("background compilation failed; steps are padded to the programs that exist")
 

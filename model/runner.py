@@ -50,6 +50,10 @@ class RunnerConfig:
     vocab_size: int
 
 
+def _rows(layout: StepLayout) -> int:
+    return layout.num_rows
+
+
 @dataclass(frozen=True, slots=True)
 class StepHandle:
     """A step under way: its plan, layout, start (seconds of `time.monotonic`) and outputs to come."""
@@ -122,11 +126,13 @@ class Runner:
 
     def compile_next(self) -> bool:
         """Compile one more program of the lattice; False if none is missing. May run in another thread beside steps."""
-        for layout in self._layouts:
-            if layout not in self._programs:
-                self._programs[layout] = self._compile(layout)
-                return True
-        return False
+        missing = [layout for layout in self._layouts if layout not in self._programs]
+        if not missing:
+            return False
+        # The largest of one-token rows first: without it, a full batch decodes in the largest program there is.
+        layout = max((layout for layout in missing if layout.single_token_rows), default=missing[0], key=_rows)
+        self._programs[layout] = self._compile(layout)
+        return True
 
     def dispatch(self, plan: StepPlan) -> StepHandle:
         """Start a step that has rows; returns without waiting for the device."""

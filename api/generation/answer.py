@@ -8,24 +8,32 @@ the generator, the task that serves the request closes the call when it is done,
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from quart import Response
 
-from api.generation.call import GenerationCall
+from api.generation.call import Choice, GenerationCall
 from api.generation.choice import ChoiceRules
 from api.generation.chunks import DONE, ChunkWriter, error_event
 from api.generation.service import GenerationService
-from api.generation.shapes import AnswerShape, Heading
+from api.generation.shapes import AnswerShape, Deltas, Heading
 from api.generation.wire import PromptTokensDetails, Usage
 from api.protocol.common import SamplingFields
 from api.request_context import RequestContext
 from api.translate import GenerationTask
+from scheduler import FinishReason
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 # A stream whose client does not read is cut off so long after its last token was due.
 UNREAD_STREAM_SECS = 30.0
+
+# A token's logprobs take some 50 µs to encode, with 20 alternatives.
+MAX_TOKENS_ON_LOOP = 200
+
+# A call of more choices is logged with the reasons that occur, each once.
+MAX_LOGGED_REASONS = 16
 
 
 async def answer(
@@ -54,7 +62,8 @@ async def answer(
     try:
         if not body.stream:
             await call.wait_until_over()
-            whole = shape.whole(heading, call.choices, usage_of(call))
+            deltas = _take(call.choices)
+            whole = await _off_loop_if_long(deltas, lambda: shape.whole(heading, deltas, usage_of(call)))
             _close(call, context)
             return Response(whole, content_type="application/json")
         await call.wait()
@@ -87,7 +96,8 @@ async def _events(
     try:
         while True:
             is_over = call.is_over
-            text = "".join([writer.chunk(choice) for choice in call.take_due()])
+            deltas = _take(call.take_due())
+            text = await _off_loop_if_long(deltas, partial(_chunks, writer, deltas))
             if is_over:
                 yield (text + _ending(call, writer, include_usage, context)).encode()
                 return
@@ -96,6 +106,20 @@ async def _events(
             await call.wait()
     finally:
         _close(call, context)
+
+
+def _take(choices: Sequence[Choice]) -> Deltas:
+    return [(choice.index, choice.stream.take()) for choice in choices]
+
+
+def _chunks(writer: ChunkWriter, deltas: Deltas) -> str:
+    return "".join([writer.chunk(index, delta) for index, delta in deltas])
+
+
+async def _off_loop_if_long[Result](deltas: Deltas, encode: Callable[[], Result]) -> Result:
+    """Logprobs of many tokens take long to encode: in a thread then, so that the streams of others go on meanwhile."""
+    num_tokens = sum([len(delta.tokens) for _, delta in deltas])
+    return await asyncio.to_thread(encode) if num_tokens > MAX_TOKENS_ON_LOOP else encode()
 
 
 def _ending(call: GenerationCall, writer: ChunkWriter, include_usage: bool, context: RequestContext) -> str:
@@ -115,5 +139,5 @@ def _close(call: GenerationCall, context: RequestContext) -> None:
     context.completion_tokens = usage.completion_tokens
     context.cached_tokens = usage.prompt_tokens_details.cached_tokens
     context.first_token_at = call.first_token_at
-    reasons = [choice.stream.finish_reason for choice in call.choices]
-    context.finish_reasons = tuple("abort" if reason is None else reason.value for reason in reasons)
+    reasons = [(choice.stream.finish_reason or FinishReason.ABORT).value for choice in call.choices]
+    context.finish_reasons = tuple(reasons if len(reasons) <= MAX_LOGGED_REASONS else sorted(set(reasons)))

@@ -150,36 +150,41 @@ class ChoiceStream:
         self._begun = True
         self.num_cached_tokens = event.num_cached_tokens
         rules = self._rules
-        if rules.echo_token_ids:
-            self._echo_tokens(rules.echo_token_ids, rules.echo_text)
-        elif rules.echo_text:
+        if rules.echo_token_ids and self._alignment is not None:
+            self._echo_aligned(rules.echo_token_ids, rules.echo_text, self._alignment)
+        elif rules.echo_text is not None:
             self._parts.append(rules.echo_text)
+        elif rules.echo_token_ids:
+            self._echo_decoded(rules.echo_token_ids)
 
-    def _echo_tokens(self, token_ids: Sequence[int], given: str | None) -> None:
+    def _echo_decoded(self, token_ids: Sequence[int]) -> None:
+        spelled = self._tables.spelled
+        data = b"".join([spelled[token_id] for token_id in token_ids])
+        if self._tables.strips_leading_space:
+            data = data.removeprefix(b" ")
+        pending = unfinished_bytes(data)
+        self._detokenizer.decode(pending)
+        self._parts.append(data[: len(data) - len(pending)].decode(errors="replace"))
+
+    def _echo_aligned(self, token_ids: Sequence[int], given: str | None, alignment: Alignment) -> None:
         tables = self._tables
-        alignment = self._alignment
         prompt = Detokenizer(tables.spelled, strips_leading_space=tables.strips_leading_space)
-        texts = []
+        num_characters = 0
         for position, token_id in enumerate(token_ids):
             is_added = position == 0 and given is not None and _is_added_start(tables, token_id, given)
             piece = b"" if is_added else prompt.piece(token_id)
             text = prompt.decode(piece)
-            texts.append(text)
-            if alignment is not None:
-                known = 0 < position <= len(self._prompt_logprobs)
-                logprobs = self._prompt_logprobs[position - 1] if known else None
-                alignment.add(token_id, piece, text, len(prompt.pending), logprobs)
+            num_characters += len(text)
+            known = 0 < position <= len(self._prompt_logprobs)
+            logprobs = self._prompt_logprobs[position - 1] if known else None
+            alignment.add(token_id, piece, text, len(prompt.pending), logprobs)
         if given is not None:
             self._parts.append(given)
-            if alignment is not None:
-                self._aligned.extend(alignment.finish())
-                alignment.offset = len(given)
-            return
-        self._detokenizer.decode(prompt.pending)
-        if alignment is not None:
-            self._let_out(alignment.release(sum(map(len, texts))))
+            self._aligned.extend(alignment.finish())
+            alignment.offset = len(given)
         else:
-            self._parts.extend(texts)
+            self._detokenizer.decode(prompt.pending)
+            self._let_out(alignment.release(num_characters))
 
     def _add_aligned(self, token_id: int, logprobs: object, *, is_stop_token: bool) -> None:
         assert self._alignment is not None

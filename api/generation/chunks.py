@@ -15,7 +15,6 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Protocol
 
 from api.generation.alignment import AlignedToken
-from api.generation.call import Choice
 from api.generation.choice import Delta
 from api.generation.wire import Usage, encode_ascii
 from api.protocol.errors import ApiError
@@ -31,8 +30,8 @@ class ChunkWriter(Protocol):
 
     frame: "Frame"
 
-    def chunk(self, choice: Choice) -> str:
-        """Everything that is new of a choice, as one or more events. Takes it; neither blocks nor raises."""
+    def chunk(self, index: int, delta: Delta) -> str:
+        """What is new of the choice of that index, as one or more events. Not for two threads at once."""
 
 
 def error_event(error: ApiError) -> str:
@@ -71,13 +70,12 @@ class ChatChunks:
         self._encode_logprobs = encode_logprobs
         self._openings: dict[int, str] = {}
 
-    def chunk(self, choice: Choice) -> str:
+    def chunk(self, index: int, delta: Delta) -> str:
         """See `ChunkWriter`."""
-        delta = choice.stream.take()
-        opening = self._openings.get(choice.index)
+        opening = self._openings.get(index)
         first = ""
         if opening is None:
-            opening = self._openings[choice.index] = f'{self.frame.opening}{{"index":{choice.index},"delta":{{'
+            opening = self._openings[index] = f'{self.frame.opening}{{"index":{index},"delta":{{'
             first = f'{opening}"role":"assistant","content":""}}{self.frame.ordinary_end}'
         content = f'"content":{quote(delta.text)}' if delta.text else ""
         return f"{first}{opening}{content}}}{self.frame.end(delta, self._encode_logprobs)}"
@@ -90,9 +88,8 @@ class CompletionChunks:
         self.frame = frame
         self._encode_logprobs = encode_logprobs
 
-    def chunk(self, choice: Choice) -> str:
+    def chunk(self, index: int, delta: Delta) -> str:
         """See `ChunkWriter`."""
-        delta = choice.stream.take()
         frame = self.frame
         end = frame.end(delta, self._encode_logprobs)
-        return f'{frame.opening}{{"index":{choice.index},"text":{quote(delta.text)}{end}'
+        return f'{frame.opening}{{"index":{index},"text":{quote(delta.text)}{end}'

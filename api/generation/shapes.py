@@ -1,6 +1,6 @@
 """The two wire formats of answers, chat completions and text completions. Chosen by the routes, used by `answer.py`.
 
-Both give what each choice has not given yet, so that a whole answer is the stream's one and only delta.
+A whole answer is made of one delta per choice, the chunks of a stream of many.
 """
 
 from collections.abc import Sequence
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from api.generation.alignment import AlignedToken
-from api.generation.call import Choice
 from api.generation.choice import Delta
 from api.generation.chunks import ChatChunks, ChunkWriter, CompletionChunks, Frame
 from api.generation.logprobs import TokenNames, chat_logprobs, completion_logprobs
 from api.generation.wire import Answer, ChatChoice, ChatMessage, CompletionChoice, Usage, encode, encode_ascii
+
+# Indices of choices, and what is new of each.
+Deltas = Sequence[tuple[int, Delta]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class AnswerShape(Protocol):
         """A writer for one streamed answer."""
         ...
 
-    def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
-        """The JSON of an answer whose choices have all ended. Takes their text."""
+    def whole(self, heading: Heading, deltas: Deltas, usage: Usage) -> bytes:
+        """The JSON of an answer, from all that its choices had to say. Any thread."""
         ...
 
 
@@ -61,14 +63,15 @@ class ChatShape:
 
         return ChatChunks(_frame(heading, "chat.completion.chunk"), encode_logprobs if names is not None else None)
 
-    def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
+    def whole(self, heading: Heading, deltas: Deltas, usage: Usage) -> bytes:
         """See `AnswerShape`."""
-        return encode(_answer(heading, "chat.completion", [self._choice(choice) for choice in choices], usage))
+        return encode(
+            _answer(heading, "chat.completion", [self._choice(index, delta) for index, delta in deltas], usage)
+        )
 
-    def _choice(self, choice: Choice) -> ChatChoice:
-        delta = choice.stream.take()
+    def _choice(self, index: int, delta: Delta) -> ChatChoice:
         logprobs = None if self._names is None else chat_logprobs(delta.tokens, self._names)
-        return ChatChoice(choice.index, ChatMessage("assistant", delta.text), logprobs, _reason(delta))
+        return ChatChoice(index, ChatMessage("assistant", delta.text), logprobs, _reason(delta))
 
 
 class CompletionShape:
@@ -90,14 +93,15 @@ class CompletionShape:
 
         return CompletionChunks(_frame(heading, "text_completion"), encode_logprobs if names is not None else None)
 
-    def whole(self, heading: Heading, choices: Sequence[Choice], usage: Usage) -> bytes:
+    def whole(self, heading: Heading, deltas: Deltas, usage: Usage) -> bytes:
         """See `AnswerShape`."""
-        return encode(_answer(heading, "text_completion", [self._choice(choice) for choice in choices], usage))
+        return encode(
+            _answer(heading, "text_completion", [self._choice(index, delta) for index, delta in deltas], usage)
+        )
 
-    def _choice(self, choice: Choice) -> CompletionChoice:
-        delta = choice.stream.take()
+    def _choice(self, index: int, delta: Delta) -> CompletionChoice:
         logprobs = None if self._names is None else completion_logprobs(delta.tokens, self._names)
-        return CompletionChoice(choice.index, delta.text, logprobs, _reason(delta))
+        return CompletionChoice(index, delta.text, logprobs, _reason(delta))
 
 
 def _frame(heading: Heading, kind: str) -> Frame:
