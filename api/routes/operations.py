@@ -72,7 +72,7 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _openapi() -> dict[str, object]:
-    from api.protocol.openapi import build
+    from api.openapi import build
 
     return dict(build())
 
