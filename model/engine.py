@@ -13,15 +13,13 @@ from collections.abc import Callable, Sequence
 from model.engine_types import EngineDeadError, EngineState, EngineStats, StepRecord
 from model.results import PromptPiece
 from model.runner import Runner, StepHandle
-from model.staging import StepLayout
+from model.step_timer import StepTimer
 from scheduler import Scheduler
 from scheduler.plan import Event
 from scheduler.request import FinishReason, Request
 
 Sink = Callable[[Event], None]
 
-# How long before the expected end of a step the next one is planned. Covers planning, staging and dispatch.
-PLANNING_LEAD_SECS = 0.004
 # Under constant load a program that is missing is compiled after this long all the same.
 IDLE_WAIT_SECS = 20.0
 
@@ -71,8 +69,7 @@ class Engine:
         self._stopping = False
         self._steps = 0
         self._step_started: float | None = None
-        self._device_free_at = 0.0
-        self._expected: dict[StepLayout, float] = {}
+        self._timer = StepTimer()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     @property
@@ -202,7 +199,7 @@ class Engine:
         running: StepHandle | None = None
         while not self._stopping:
             if running is not None:
-                self._await_planning_time(running)
+                self._timer.await_planning_time(running)
             following = self._plan_and_dispatch(idle=running is None)
             if running is not None:
                 self._finish(running)
@@ -226,25 +223,10 @@ class Engine:
         self._before_step()
         return self._runner.dispatch(plan)
 
-    def _await_planning_time(self, running: StepHandle) -> None:
-        """Sleep until shortly before the step under way should end; a wrong guess costs a little overlap, no more."""
-        expected = self._expected.get(running.layout)
-        if expected is None:
-            return
-        start = max(running.started_at, self._device_free_at)
-        wait = start + expected - PLANNING_LEAD_SECS - time.monotonic()
-        if wait > 0 and not running.is_done():
-            time.sleep(wait)
-
     def _finish(self, handle: StepHandle) -> None:
         """Wait for a step, commit it and hand out its events."""
         result = self._runner.collect(handle)
-        finished_at = time.monotonic()
-        duration = finished_at - max(handle.started_at, self._device_free_at)
-        self._device_free_at = finished_at
-        known = self._expected.get(handle.layout)
-        # The least of recent durations, slowly forgotten: too early wastes nothing, too late stalls the device.
-        self._expected[handle.layout] = duration if known is None else min(duration, known * 1.02)
+        duration, finished_at = self._timer.finished(handle)
         with self._lock:
             self._steps += 1
             self._step_started = self._clock() if self._scheduler.num_in_flight > 1 else None
