@@ -5,6 +5,7 @@ the HTML standard's event streams, and OpenAI's chunks.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -35,7 +36,7 @@ class _Usage(msgspec.Struct, gc=False):
 class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
@@ -116,7 +117,7 @@ class CompletionStream:
             self._error = f"an event is not a completion chunk: {error}"
             return
         if chunk.error is not None:
-            self._error = f"error event: {bytes(chunk.error).decode('utf-8', 'replace')[:HEAD_BYTES]}"
+            self._error = f"error event: {msgspec.json.encode(chunk.error).decode()[:HEAD_BYTES]}"
             return
         if chunk.usage is not None:
             self._usage = chunk.usage

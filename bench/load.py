@@ -84,7 +84,7 @@ async def closed_loop(client: HttpClient, next_request: NextRequest, concurrency
     run = _Run(client, limits)
 
     async def one_client() -> None:
-        while run.may_begin():
+        while run.begin():
             if not await run.send(next_request()):
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_SECS)
 
@@ -102,10 +102,10 @@ async def open_loop(
     run = _Run(client, limits)
     open_requests: set[asyncio.Task[bool]] = set()
     due = time.perf_counter()
-    while run.may_begin():
+    while True:
         due += rng.expovariate(rate)
         await asyncio.sleep(max(0.0, min(due, run.ends_at) - time.perf_counter()))
-        if due >= run.ends_at:
+        if due >= run.ends_at or not run.begin():
             break
         if len(open_requests) >= max_in_flight:
             run.refuse(next_request())
@@ -130,18 +130,19 @@ class _Run:
         self._records: list[RequestRecord] = []
         self._failures: list[RequestFailure] = []
 
-    def may_begin(self) -> bool:
-        """Whether one more request may be sent."""
-        return self._left > 0 and time.perf_counter() < self.ends_at and len(self._failures) < MAX_FAILURES
+    def begin(self) -> bool:
+        """Take leave to send one more request; False when the limits are reached."""
+        if self._left <= 0 or time.perf_counter() >= self.ends_at or len(self._failures) >= MAX_FAILURES:
+            return False
+        self._left -= 1
+        return True
 
     def refuse(self, planned: PlannedRequest) -> None:
-        """Count a request that was never sent."""
-        self._left -= 1
+        """Count a request that was never sent, for which leave was taken."""
         self._fail(planned, "not sent: too many in flight", "")
 
     async def send(self, planned: PlannedRequest) -> bool:
-        """Send one request and note its outcome; whether it was answered in full."""
-        self._left -= 1
+        """Send one request, for which leave was taken, and note its outcome; whether it was answered in full."""
         stream = CompletionStream()
         try:
             async with asyncio.timeout(max(0.0, self._cut_off_at - time.perf_counter())):

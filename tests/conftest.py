@@ -1,4 +1,4 @@
-"""Settings that must come before jax is first used: eight virtual CPU devices, and compiled programs kept between runs."""
+"""Settings that must come before jax is first used: eight virtual CPU devices, and a compilation cache."""
 
 import os
 import tempfile
