@@ -1,1 +1,1 @@
-"""The HTTP server: wire formats, routes, detokenising, configuration, metrics, and the launcher `python -m api.serve`."""
+"""The HTTP server: wire formats, routes, streaming, security, metrics and the launcher `python -m api.serve`."""

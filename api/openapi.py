@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of `/openapi.json`, from the request and answer types. Called by `api/routes/operations.py`."""
+"""The OpenAPI 3.1 document of `/openapi.json`, from request and answer types. Called by `api/routes/operations.py`."""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
-"""From a validated body to engine requests. Called by the routes; everything that can be refused is refused here, before
-any work: a call is all or nothing.
+"""From a validated body to engine requests. Called by the routes; everything that can be refused is refused here.
+
+That is before any work, so a call is all or nothing.
 
 Seeds: choice i of a prompt draws from (seed, i). Without a seed each call gets a random one.
 """

@@ -23,7 +23,9 @@ class Level:
 
     def __str__(self) -> str:
         """As a heading."""
-        return f"{self.value:g} clients" if self.kind == "concurrency" else f"{self.value:g} requests/s"
+        if self.kind == "rate":
+            return f"{self.value:g} requests/s"
+        return "1 client" if self.value == 1 else f"{self.value:g} clients"
 
 
 @dataclass(frozen=True, slots=True)

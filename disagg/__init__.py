@@ -1,1 +1,1 @@
-"""Context and generation roles, routing and KV transfer. Not written yet: the package marks its place in the import rules."""
+"""Context and generation roles, routing and KV transfer: not written yet, named here for the import rules."""

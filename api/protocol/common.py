@@ -1,5 +1,6 @@
 """What the two completion routes share: field types and limits, the treatment of null, unknown and unsupported fields,
-and the translation of pydantic's complaints. Limits are spec'd in docs/api.md."""
+and the translation of pydantic's complaints. docs/api.md states the rules.
+"""
 
 import difflib
 from collections.abc import Mapping
@@ -112,7 +113,7 @@ def _translated(error: ValidationError) -> InvalidRequestError:
 
 
 class SamplingFields(RequestModel):
-    """Fields of both completion routes. Ranges are checked here, token ids against the vocabulary in `api/translate.py`.
+    """Fields of both completion routes. Ranges are checked here, token ids in `api/translate.py`.
 
     `max_tokens` and `max_completion_tokens` may both be given; the latter wins.
     """

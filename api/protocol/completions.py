@@ -16,9 +16,7 @@ def _is_token_list(value: Any) -> bool:
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
     """A string, a list of strings, a list of ids, or a list of lists of ids → the prompts, none of them empty."""
-    if isinstance(value, str):
-        value = [value]
-    elif _is_token_list(value):
+    if isinstance(value, str) or _is_token_list(value):
         value = [value]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists, not empty")

@@ -103,10 +103,16 @@ def test_a_server_without_models_needs_a_name(capsys):
     assert "name one" in capsys.readouterr().err
 
 
-PROBE = ["--concurrency", "24", "--duration", "1.5", "--max-tokens", "2", "--prompt-len", "3", "--alone", "3"]
+PROBE = ["--concurrency", "24", "--duration", "0.8", "--max-tokens", "2", "--prompt-len", "3", "--alone", "3"]
 
 
-def test_priority_probe_passes_where_priority_holds(tmp_path, capsys):
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(priority, "PAUSE_BETWEEN_RUNS_SECS", 0.0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_priority_probe_where_priority_holds(tmp_path, capsys):
     stub = StubServer(serves_one_at_a_time=True, token_secs=0.001)
     out = tmp_path / "out.json"
     with served(stub):
@@ -123,6 +129,7 @@ def test_priority_probe_passes_where_priority_holds(tmp_path, capsys):
     assert "criteria" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_priority_probe_fails_where_it_does_not(capsys):
     stub = StubServer(token_secs=0.001)
     with served(stub):
