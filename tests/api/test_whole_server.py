@@ -15,6 +15,8 @@ import pytest
 from tests.api.whole_server import WholeServer
 from tests.model.checkpoints import tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = (
     "dtype=float32", "max_model_len=128",
     "scheduler_config.max_num_seqs=4", "scheduler_config.max_num_batched_tokens=16",
