@@ -15,7 +15,7 @@ import pytest
 from tests.api.whole_server import WholeServer
 from tests.model.checkpoints import tiny_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SETTINGS = (
     "dtype=float32", "max_model_len=128",
@@ -67,7 +67,6 @@ async def leave_at_random(client: httpx.AsyncClient, rng: random.Random, url: st
         pass
 
 
-@pytest.mark.timeout(300)
 def test_five_hundred_disconnects_leave_nothing_behind(server):
     async def storm() -> None:
         rng = random.Random(11)
@@ -81,7 +80,6 @@ def test_five_hundred_disconnects_leave_nothing_behind(server):
     assert server.total("requests_received_total") == server.total("request_success_total")
 
 
-@pytest.mark.timeout(300)
 def test_preemption_storm_gives_everyone_their_own_answer(server):
     rng = random.Random(4)
     bodies = [random_body(rng, temperature=0, n=1, logprobs=None, presence_penalty=0) for _ in range(60)]
@@ -106,7 +104,6 @@ def test_preemption_storm_gives_everyone_their_own_answer(server):
     server.check_at_rest()
 
 
-@pytest.mark.timeout(200)
 def test_a_fuzz_compiles_nothing(server):
     compilations = server.total("compilations_total")
     rng = random.Random(9)

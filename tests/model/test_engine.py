@@ -12,6 +12,9 @@ from model.mesh import make_mesh
 from scheduler import FinishReason, NeverFitsError
 from tests.model.engines import TINY, Client, make_engine, random_params
 
+# Programs may have to be compiled first.
+pytestmark = pytest.mark.timeout(400)
+
 RNG = random.Random(7)
 PROMPTS = [[RNG.randrange(1, 128) for _ in range(length)] for length in (1, 2, 3, 4, 5, 8, 15, 16, 17, 30, 33, 40)]
 

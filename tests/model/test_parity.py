@@ -16,7 +16,7 @@ from model.weights import resolve_and_load
 from scheduler import Scheduler, SchedulerConfig
 from tests.model.engines import Client, make_engine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "smollm2_greedy.json").read_text(encoding="utf-8"))
 SHAPES = {"max_num_seqs": 17, "max_num_batched_tokens": 64, "max_model_len": 512, "page_size": 16, "num_pages": 400}
@@ -119,4 +119,4 @@ def test_prompt_logprobs(client):
 def test_two_devices():
     mesh = make_mesh(tp=2)
     with Client(engine_for(load(mesh), mesh), wait_for_rest=False) as client:
-        expect(client.ask(*(entry["prompt_ids"] for entry in FIXTURE), max_tokens=64, timeout=900), FIXTURE)
+        expect(client.ask(*(entry["prompt_ids"] for entry in FIXTURE), max_tokens=64, timeout=1200), FIXTURE)
