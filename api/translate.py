@@ -2,14 +2,15 @@
 
 That is before any work, so a call is all or nothing.
 
-Seeds: choice i of a prompt draws from (seed, i). Without a seed each call gets a random one.
+Seeds: choice i of every prompt draws from (seed, i). Without a seed each call draws a random one.
+Strings are not looked into beyond what can fit: see MAX_BYTES_PER_TOKEN.
 """
 
 import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from api.protocol.chat import ChatRequest, TemplateFields
 from api.protocol.common import SamplingFields
@@ -17,7 +18,7 @@ from api.protocol.completions import CompletionRequest
 from api.protocol.errors import InvalidRequestError, NotFoundError
 from api.protocol.tokenize import TokenizeRequest
 from model.chat_template import ChatEncoder, ChatTemplateError
-from model.sampling import SamplingParams
+from model.sampling import MAX_STOP_TOKEN_IDS, SamplingParams
 from model.tokenizer import Tokenizer
 from scheduler.request import Request
 
@@ -67,6 +68,24 @@ class GenerationTask:
     logprobs: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the choices of all prompts of a call have in common, checked.
+
+    Attributes:
+        body: as validated. sampling: of choice 0. priority: in [0, 1].
+        max_tokens: as asked for; None for all the room there is.
+        max_tokens_param, prompt_param: the fields to blame.
+    """
+
+    body: SamplingFields
+    sampling: SamplingParams
+    priority: float
+    max_tokens: int | None
+    max_tokens_param: str
+    prompt_param: str
+
+
 class Translator:
     """Turns bodies into tasks for one model. Thread-safe: encoding a long prompt may run beside the event loop."""
 
@@ -83,38 +102,43 @@ class Translator:
             raise InvalidRequestError(
                 "'max_tokens': 0 needs echo: otherwise there is nothing to answer", param="max_tokens"
             )
-        prompts: list[tuple[str | None, tuple[int, ...]]] = []
-        for prompt in body.prompt:
+        for prompt in body.prompt:  # all of what is cheap to check, before the first is encoded
             if isinstance(prompt, str):
-                prompts.append((prompt, self._encode_text(prompt, body.parse_special)))
+                self._check_size(len(prompt), "prompt")
             else:
                 self._check_ids(prompt, "prompt")
-                prompts.append((None, prompt))
+                self._room(prompt, max_tokens, "prompt", "max_tokens")
+        plan = self._plan(body, body.logprobs, max_tokens, "max_tokens", "prompt", scores_prompt=body.echo)
         tasks: list[GenerationTask] = []
-        for prompt_index, (text, ids) in enumerate(prompts):
-            echo = None
-            if body.echo:
-                echo = self.tokenizer.decode(ids) if text is None else text
-            tasks.extend(self._choices(body, ids, max_tokens, body.logprobs, prompt_index, echo, "prompt"))
+        for prompt_index, prompt in enumerate(body.prompt):
+            if isinstance(prompt, str):
+                ids = self._encode_text(prompt, body.parse_special)
+                echo = prompt
+            else:
+                ids, echo = prompt, self.tokenizer.decode(prompt) if body.echo else ""
+            tasks.extend(self._choices(plan, ids, prompt_index, echo if body.echo else None))
         return tasks
 
     def chat_tasks(self, body: ChatRequest) -> list[GenerationTask]:
         """Tasks of a chat completion, one per choice. Raises ApiError."""
         self.check_model(body.model)
-        ids = self._encode_chat(body, body.messages)
+        field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         if max_tokens == 0:
-            raise InvalidRequestError("'max_tokens': must be at least 1", param="max_tokens")
+            raise InvalidRequestError(f"'{field}': must be at least 1", param=field)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        echo = body.messages[-1].content if body.echo else None
-        return self._choices(body, ids, max_tokens, logprobs, 0, echo, "messages")
+        # A conversation's echo repeats a message, not the prompt: no logprobs of prompt tokens there.
+        plan = self._plan(body, logprobs, max_tokens, field, "messages", scores_prompt=False)
+        ids = self._encode_chat(body, body.messages)
+        return self._choices(plan, ids, 0, body.messages[-1].content if body.echo else None)
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
         """Ids of a text or a conversation. Raises ApiError."""
         if body.model is not None:
             self.check_model(body.model)
         if body.prompt is not None:
-            return self._encode(body.prompt, body.parse_special)
+            self._check_size(len(body.prompt), "prompt")
+            return self.tokenizer.encode(body.prompt, parse_special=body.parse_special)
         return list(self._encode_chat(body, body.messages or []))
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -138,13 +162,13 @@ class Translator:
             return self.limits.service_tiers[body.service_tier]
         return DEFAULT_PRIORITY
 
-    def _encode(self, text: str, parse_special: bool) -> list[int]:
-        if len(text) > self.limits.max_model_len * MAX_BYTES_PER_TOKEN:
-            raise self._too_long(f"more than {self.limits.max_model_len}", "prompt")
-        return self.tokenizer.encode(text, parse_special=parse_special)
+    def _check_size(self, num_characters: int, param: str) -> None:
+        """Refuse a text that cannot fit, however it is encoded."""
+        if num_characters > self.limits.max_model_len * MAX_BYTES_PER_TOKEN:
+            raise self._too_long(f"more than {self.limits.max_model_len}", param)
 
     def _encode_text(self, text: str, parse_special: bool) -> tuple[int, ...]:
-        ids = self._encode(text, parse_special)
+        ids = self.tokenizer.encode(text, parse_special=parse_special)
         if not ids:
             raise InvalidRequestError("'prompt': a prompt must not be empty", param="prompt")
         return tuple(ids)
@@ -152,9 +176,7 @@ class Translator:
     def _encode_chat(self, body: TemplateFields, messages: Sequence) -> tuple[int, ...]:
         if body.chat_template is not None and not self.limits.allow_request_chat_template:
             raise InvalidRequestError("'chat_template': not allowed by this server", param="chat_template")
-        size = sum(len(message.content or "") for message in messages)
-        if size > self.limits.max_model_len * MAX_BYTES_PER_TOKEN:
-            raise self._too_long(f"more than {self.limits.max_model_len}", "messages")
+        self._check_size(sum(len(message.content or "") for message in messages), "messages")
         header = body.add_generation_prompt
         try:
             return tuple(
@@ -182,7 +204,7 @@ class Translator:
             code="context_length_exceeded",
         )
 
-    def _room(self, ids: Sequence[int], max_tokens: int | None, param: str) -> int:
+    def _room(self, ids: Sequence[int], max_tokens: int | None, param: str, max_tokens_param: str) -> int:
         """Output tokens to allow. Raises ApiError where prompt and output do not fit."""
         limit, length = self.limits.max_model_len, len(ids)
         if length > limit or (length == limit and max_tokens != 0):
@@ -198,71 +220,86 @@ class Translator:
             raise InvalidRequestError(
                 f"this model's maximum context length is {limit} tokens, but {length + max_tokens} were asked for: "
                 f"{length} in the prompt and {max_tokens} to generate",
-                param="max_tokens",
+                param=max_tokens_param,
                 code="context_length_exceeded",
             )
         if max_tokens > max(room, 0):
             raise InvalidRequestError(
                 f"{length} prompt tokens and {max_tokens} to generate exceed the KV pool, which has room for "
                 f"{max(room, 0)} after this prompt",
-                param="max_tokens",
+                param=max_tokens_param,
             )
         return max_tokens
 
-    def _choices(
+    def _plan(
         self,
         body: SamplingFields,
-        ids: tuple[int, ...],
-        max_tokens: int | None,
         logprobs: int | None,
-        prompt_index: int,
-        echo: str | None,
-        param: str,
-    ) -> list[GenerationTask]:
-        room = self._room(ids, max_tokens, param)
-        if body.min_tokens > room:
-            raise InvalidRequestError(
-                f"'min_tokens': {body.min_tokens} is more than max_tokens, {room}", param="min_tokens"
-            )
+        max_tokens: int | None,
+        max_tokens_param: str,
+        prompt_param: str,
+        *,
+        scores_prompt: bool,
+    ) -> _Plan:
+        """Check all that does not depend on a prompt, before any is encoded. Raises ApiError."""
+        if max_tokens is not None and body.min_tokens > max_tokens:
+            raise self._min_over_max(body.min_tokens, max_tokens)
         self._check_ids(tuple(body.logit_bias), "logit_bias")
         self._check_ids(body.stop_token_ids, "stop_token_ids")
         eos = () if body.ignore_eos else self.limits.eos_token_ids
         stop_ids = tuple(dict.fromkeys((*eos, *body.stop_token_ids)))
+        if len(stop_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"'stop_token_ids': must have at most {MAX_STOP_TOKEN_IDS - len(eos)} entries beside the end tokens of "
+                f"this model",
+                param="stop_token_ids",
+            )
         seed = body.seed if body.seed is not None else self.limits.default_seed
-        seed = secrets.randbits(63) if seed is None else seed
-        priority, now = self.priority(body), time.monotonic()
-        # A conversation's echo repeats a message, not the prompt: no logprobs of prompt tokens there.
-        scores_prompt = echo is not None and logprobs is not None and isinstance(body, CompletionRequest)
+        sampling = SamplingParams(
+            temperature=body.temperature,
+            top_k=max(body.top_k, 0),
+            top_p=body.top_p,
+            min_p=body.min_p,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            repetition_penalty=body.repetition_penalty,
+            logit_bias=tuple(body.logit_bias.items()),
+            seed=secrets.randbits(63) if seed is None else seed,
+            logprobs=logprobs,
+            prompt_logprobs=logprobs if scores_prompt else None,
+            min_tokens=body.min_tokens,
+            stop_token_ids=stop_ids,
+        )
+        return _Plan(body, sampling, self.priority(body), max_tokens, max_tokens_param, prompt_param)
+
+    @staticmethod
+    def _min_over_max(min_tokens: int, max_tokens: int) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"'min_tokens': {min_tokens} is more than max_tokens, {max_tokens}", param="min_tokens"
+        )
+
+    def _choices(self, plan: _Plan, ids: tuple[int, ...], prompt_index: int, echo: str | None) -> list[GenerationTask]:
+        body, sampling = plan.body, plan.sampling
+        room = self._room(ids, plan.max_tokens, plan.prompt_param, plan.max_tokens_param)
+        if body.min_tokens > room:
+            raise self._min_over_max(body.min_tokens, room)
+        now = time.monotonic()
         tasks = []
         for choice in range(body.n):
-            sampling = SamplingParams(
-                temperature=body.temperature,
-                top_k=max(body.top_k, 0),
-                top_p=body.top_p,
-                min_p=body.min_p,
-                presence_penalty=body.presence_penalty,
-                frequency_penalty=body.frequency_penalty,
-                repetition_penalty=body.repetition_penalty,
-                logit_bias=tuple(body.logit_bias.items()),
-                seed=seed,
-                choice=choice,
-                logprobs=logprobs,
-                prompt_logprobs=logprobs if scores_prompt else None,
-                min_tokens=body.min_tokens,
-                stop_token_ids=stop_ids,
-            )
             request = Request(
                 request_id=uuid.uuid4().hex,
                 prompt_token_ids=ids,
                 max_new_tokens=room,
                 arrival_time=now,
-                priority=priority,
-                stop_token_ids=frozenset(stop_ids),
+                priority=plan.priority,
+                stop_token_ids=frozenset(sampling.stop_token_ids),
                 min_new_tokens=body.min_tokens,
                 cache_salt=body.cache_salt,
-                read_prefix_cache=not scores_prompt,
-                sampling=sampling,
+                read_prefix_cache=sampling.prompt_logprobs is None,
+                sampling=replace(sampling, choice=choice),
             )
             index = prompt_index * body.n + choice
-            tasks.append(GenerationTask(index, prompt_index, request, body.stop, body.min_tokens, echo, ids, logprobs))
+            tasks.append(
+                GenerationTask(index, prompt_index, request, body.stop, body.min_tokens, echo, ids, sampling.logprobs)
+            )
         return tasks

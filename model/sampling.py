@@ -43,6 +43,11 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        # A longer tuple would fail on the engine's thread, and everybody with it.
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise ValueError(f"at most {MAX_STOP_TOKEN_IDS} stop token ids, not {len(self.stop_token_ids)}")
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

@@ -3,9 +3,23 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from api.protocol.common import MAX_LOGPROBS, MAX_MESSAGES, Count, SamplingFields
+from api.protocol.common import (
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    UNSUPPORTED_EVERYWHERE,
+    Count,
+    FieldError,
+    NestedModel,
+    SamplingFields,
+)
+from api.protocol.errors import InvalidRequestError
+from api.protocol.json_body import decode_object
+
+# Text parts of all messages together, and variables for the template.
+MAX_PARTS = 4096
+MAX_TEMPLATE_VARIABLES = 64
 
 # Names that the template gets from the server; a request may not set them.
 RESERVED_TEMPLATE_NAMES = frozenset(
@@ -42,26 +56,31 @@ def _content(value: Any) -> str:
     return "".join(texts)
 
 
-Content = Annotated[str, BeforeValidator(_content)]
+class TextPart(NestedModel):
+    """A part of a message's content, as the OpenAPI document shows it; `_content` reads it."""
+
+    type: Literal["text"]
+    text: str
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+Content = Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[TextPart])]
 
 
-class FunctionCall(_Part):
+class FunctionCall(NestedModel):
     """The function of a tool call: name, and arguments as a JSON text."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: str
 
+    def arguments_for_template(self) -> dict[str, Any] | str:
+        """Templates write arguments as JSON themselves, so they want an object; what is none stays the text it is."""
+        try:
+            return decode_object(self.arguments.encode())
+        except InvalidRequestError:
+            return self.arguments
 
-class ToolCall(_Part):
+
+class ToolCall(NestedModel):
     """A tool call in an assistant's earlier turn."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)]
@@ -69,8 +88,15 @@ class ToolCall(_Part):
     function: FunctionCall
 
 
-class Message(_Part):
-    """One turn. `developer` is rendered as `system`."""
+class Message(NestedModel):
+    """One turn. `developer` is rendered as `system`. An answer of ours, sent back as it came, is a valid turn."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "refusal": (),
+    }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -81,11 +107,11 @@ class Message(_Part):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError(f"a message of role '{self.role}' needs content")
+            raise FieldError("content", f"is required in a message of role '{self.role}'")
         if self.tool_calls is not None and self.role != "assistant":
-            raise ValueError("only a message of role 'assistant' may have tool_calls")
+            raise FieldError("tool_calls", "only a message of role 'assistant' may have them")
         if (self.tool_call_id is None) == (self.role == "tool"):
-            raise ValueError("a message of role 'tool', and no other, needs a tool_call_id")
+            raise FieldError("tool_call_id", "a message of role 'tool', and no other, has one")
         return self
 
     def for_template(self) -> dict[str, Any]:
@@ -94,6 +120,8 @@ class Message(_Part):
         if fields["role"] == "developer":
             fields["role"] = "system"
         fields.setdefault("content", "")
+        for call, shown in zip(self.tool_calls or (), fields.get("tool_calls", ()), strict=True):
+            shown["function"]["arguments"] = call.function.arguments_for_template()
         return fields
 
 
@@ -102,6 +130,21 @@ def _messages(value: Any) -> Any:
         raise ValueError("must be a list of messages, not empty")
     if len(value) > MAX_MESSAGES:
         raise ValueError(f"must have at most {MAX_MESSAGES} entries, not {len(value)}")
+    contents = (message.get("content") for message in value if isinstance(message, dict))
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    if num_parts > MAX_PARTS:
+        raise ValueError(f"must have at most {MAX_PARTS} content parts in all, not {num_parts}")
+    return value
+
+
+def _template_variables(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    if len(value) > MAX_TEMPLATE_VARIABLES:
+        raise ValueError(f"must have at most {MAX_TEMPLATE_VARIABLES} entries, not {len(value)}")
+    clash = RESERVED_TEMPLATE_NAMES & set(value)
+    if clash:
+        raise ValueError(f"must not set '{sorted(clash)[0]}'")
     return value
 
 
@@ -114,33 +157,31 @@ class TemplateFields(BaseModel):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template: Annotated[str, Field(max_length=1 << 20)] | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_variables)] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _renderable(self) -> Self:
-        clash = RESERVED_TEMPLATE_NAMES & set(self.chat_template_kwargs)
-        if clash:
-            raise ValueError(f"chat_template_kwargs must not set '{sorted(clash)[0]}'")
         if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("add_generation_prompt and continue_final_message exclude each other")
+            raise FieldError("continue_final_message", "excludes add_generation_prompt")
         return self
 
 
 def check_conversation(messages: list[Message], continue_final_message: bool) -> None:
-    """Rules that span messages. Raises ValueError."""
+    """Rules that span messages. Raises FieldError."""
     known: set[str] = set()
     for index, message in enumerate(messages):
         known.update(call.id for call in message.tool_calls or ())
         if message.role == "tool" and message.tool_call_id not in known:
-            raise ValueError(f"messages.{index}.tool_call_id answers no tool call before it")
+            raise FieldError(f"messages.{index}.tool_call_id", "answers no tool call before it")
     if continue_final_message and (messages[-1].role != "assistant" or messages[-1].content is None):
-        raise ValueError("continue_final_message needs a last message of role 'assistant' with content")
+        raise FieldError("continue_final_message", "needs a last message of role 'assistant' with content")
 
 
 class ChatRequest(SamplingFields, TemplateFields):
     """Chat completion. `echo` puts the continued message's text in front of the answer."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **UNSUPPORTED_EVERYWHERE,
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (True, False),
@@ -152,9 +193,10 @@ class ChatRequest(SamplingFields, TemplateFields):
         "prediction": (),
         "web_search_options": (),
         "reasoning_effort": (),
-        "verbosity": (),
+        "verbosity": ("medium",),
         "store": (False,),
-        "prompt_cache_retention": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": ("in_memory",),
         "moderation": (),
     }
 
@@ -169,7 +211,7 @@ class ChatRequest(SamplingFields, TemplateFields):
     def _consistent(self) -> Self:
         check_conversation(self.messages, self.continue_final_message)
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs to be true")
+            raise FieldError("top_logprobs", "needs logprobs to be true")
         if self.echo and not self.continue_final_message:
-            raise ValueError("echo needs continue_final_message: there is no text to repeat")
+            raise FieldError("echo", "needs continue_final_message: there is no text to repeat")
         return self

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from api.protocol.errors import InvalidRequestError
 
@@ -15,8 +15,31 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_BIAS_ENTRIES = 1024
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
+MAX_METADATA_ENTRIES = 16
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
+
+
+class FieldError(ValueError):
+    """A rule that spans fields is broken: `param` is the one to blame, below the object that is being validated."""
+
+    def __init__(self, param: str, message: str):
+        super().__init__(message)
+        self.param = param
+
+
+def given_fields(data: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The fields that are not null. Those in `unsupported` are left out if their value asks for nothing.
+
+    Raises FieldError for an unsupported field that asks for something. Types count: true is not 1.
+    """
+    given = {name: value for name, value in data.items() if value is not None}
+    for name, harmless in unsupported.items():
+        if name in given:
+            value = given.pop(name)
+            if not any(type(value) is type(item) and value == item for item in harmless):
+                raise FieldError(name, "is known but not supported yet")
+    return given
 
 
 def _number(value: Any) -> Any:
@@ -44,8 +67,8 @@ def _logit_bias(value: Any) -> dict[int, float]:
         raise ValueError(f"must have at most {MAX_BIAS_ENTRIES} entries, not {len(value)}")
     result = {}
     for key, bias in value.items():
-        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12):
-            raise ValueError("keys must be token ids")
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12 and str(int(key)) == key):
+            raise ValueError("keys must be token ids in decimal, without leading zeros")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise ValueError("values must be numbers in [-100, 100]")
         result[int(key)] = float(bias)
@@ -53,22 +76,66 @@ def _logit_bias(value: Any) -> dict[int, float]:
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, list) and len(value) > MAX_STOP_TOKEN_IDS:
+        raise ValueError(f"must have at most {MAX_STOP_TOKEN_IDS} entries, not {len(value)}")
     if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
         raise ValueError("must be a list of token ids")
-    if len(value) > MAX_STOP_TOKEN_IDS:
-        raise ValueError(f"must have at most {MAX_STOP_TOKEN_IDS} entries, not {len(value)}")
     return tuple(value)
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    """OpenAI's limits: 16 pairs, keys up to 64 characters, values up to 512."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of strings")
+    if len(value) > MAX_METADATA_ENTRIES:
+        raise ValueError(f"must have at most {MAX_METADATA_ENTRIES} entries, not {len(value)}")
+    if not all(len(key) <= 64 and isinstance(item, str) and len(item) <= 512 for key, item in value.items()):
+        raise ValueError("keys must have at most 64 characters, values must be strings of at most 512")
+    return value
 
 
 Number = Annotated[float, BeforeValidator(_number)]
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-class StreamOptions(BaseModel):
-    """OpenAI's `stream_options`."""
+class NestedModel(BaseModel):
+    """Base of objects within a body; nulls and unsupported fields are treated as in `RequestModel`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, data: Any) -> Any:
+        return given_fields(data, cls.unsupported) if isinstance(data, dict) else data
+
+
+class StreamOptions(NestedModel):
+    """OpenAI's `stream_options`. Without `stream` they ask for what a whole answer has anyway: its usage."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
     include_usage: bool = False
+
+
+# Fields that users of other servers send to either route, and the values that ask for what we do anyway.
+UNSUPPORTED_EVERYWHERE: Mapping[str, tuple[Any, ...]] = {
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
 
 
 class RequestModel(BaseModel):
@@ -83,10 +150,10 @@ class RequestModel(BaseModel):
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Self:
         """Validate a decoded body. Raises InvalidRequestError naming the field."""
-        given = {name: value for name, value in data.items() if value is not None}
-        for name, harmless in cls.unsupported.items():
-            if name in given and given.pop(name) not in harmless:
-                raise InvalidRequestError(f"'{name}' is known but not supported yet", param=name)
+        try:
+            given = given_fields(data, cls.unsupported)
+        except FieldError as error:
+            raise InvalidRequestError(f"'{error.param}' {error}", param=error.param) from None
         for name in given:
             if name not in cls.model_fields:
                 close = difflib.get_close_matches(name[:64], cls.model_fields, 1)
@@ -100,8 +167,12 @@ class RequestModel(BaseModel):
 
 def _translated(error: ValidationError) -> InvalidRequestError:
     """Pydantic's first complaint, without the value that caused it."""
-    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    param = ".".join(str(part) for part in first["loc"]) or None
+    first = error.errors(include_input=False, include_url=False)[0]
+    path = [str(part)[:64] for part in first["loc"]]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, FieldError):
+        path.append(cause.param)
+    param = ".".join(path) or None
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         message = "is required"
@@ -125,14 +196,16 @@ class SamplingFields(RequestModel):
     top_k: Annotated[int, Field(ge=-1, lt=1 << 62)] = 0
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop_strings)] = ()
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stop_strings, json_schema_input_type=str | list[str])] = ()
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_token_ids)] = ()
     min_tokens: Count = 0
     ignore_eos: bool = False
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[Number, Field(gt=0, le=10)] = 1.0
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = Field(default_factory=dict)
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias, json_schema_input_type=dict[str, float])] = (
+        Field(default_factory=dict)
+    )
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -142,4 +215,4 @@ class SamplingFields(RequestModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")] | None = None
     echo: bool = False
     user: Annotated[str, Field(max_length=1024)] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] | None = None

@@ -1,13 +1,14 @@
 """The body of `POST /v1/completions`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from api.protocol.common import MAX_LOGPROBS, MAX_PROMPTS, SamplingFields
+from api.protocol.common import MAX_LOGPROBS, MAX_PROMPTS, UNSUPPORTED_EVERYWHERE, FieldError, SamplingFields
 
 Prompt = str | tuple[int, ...]
+PromptInput = str | list[str] | list[int] | list[list[int]]
 
 
 def _is_token_list(value: Any) -> bool:
@@ -38,10 +39,20 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
 
 
 class CompletionRequest(SamplingFields):
-    """Text completion. `max_tokens` may be 0 together with `echo`: the prompt is scored and nothing is generated."""
+    """Text completion. `max_tokens` may be 0 together with `echo`: the prompt is scored and nothing is generated.
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"best_of": (1,), "suffix": ("",)}
+    `best_of` is not supported: it may be 1, which asks for nothing, and only if `n` is 1 too.
+    """
 
-    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {**UNSUPPORTED_EVERYWHERE, "suffix": ("",)}
+
+    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts, json_schema_input_type=PromptInput)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     parse_special: bool = False
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _best_of_none(self) -> Self:
+        if self.best_of is not None and (self.best_of, self.n) != (1, 1):
+            raise FieldError("best_of", "is known but not supported yet, other than 1 with one choice")
+        return self

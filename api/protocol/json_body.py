@@ -1,7 +1,7 @@
 """Strict JSON: what Python's decoder would let through is refused here. Called for every request body.
 
 Refused: NaN and infinities, numbers that overflow to them, integers of absurd length, duplicate keys, lone surrogates,
-invalid UTF-8, a byte order mark, nesting that exhausts the stack, and a top level that is no object.
+invalid UTF-8, a byte order mark, nesting beyond MAX_DEPTH, and a top level that is no object.
 """
 
 import json
@@ -11,6 +11,9 @@ from typing import Any
 from api.protocol.errors import InvalidRequestError
 
 MAX_INTEGER_DIGITS = 40
+
+# What comes after the decoder (validation, chat templates) recurses; this is far below what any stack holds.
+MAX_DEPTH = 64
 
 
 def _constant(name: str) -> Any:
@@ -42,6 +45,17 @@ _DECODER = json.JSONDecoder(
 )
 
 
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether containers are nested in more than `depth` levels. Looks at one level after the other."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        children = (item for one in level for item in (one.values() if isinstance(one, dict) else one))
+        level = [item for item in children if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
+
+
 def decode_object(body: bytes) -> dict[str, Any]:
     """A request body as a dictionary.
 
@@ -52,6 +66,8 @@ def decode_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequestError("the request body is empty; a JSON object is expected")
     try:
         value = _DECODER.decode(body.decode("utf-8"))
+        if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+            raise InvalidRequestError("the request body is nested too deeply")
         if b"\\ud" in body.lower():
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError:

@@ -5,16 +5,16 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from api.protocol.chat import Messages, TemplateFields, check_conversation
-from api.protocol.common import RequestModel
+from api.protocol.common import FieldError, RequestModel
 
 MAX_TOKENS = 1 << 20
 
 
 def _ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, list) and len(value) > MAX_TOKENS:
+        raise ValueError(f"must have at most {MAX_TOKENS} entries, not {len(value)}")
     if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
         raise ValueError("must be a list of token ids")
-    if len(value) > MAX_TOKENS:
-        raise ValueError(f"must have at most {MAX_TOKENS} entries, not {len(value)}")
     return tuple(value)
 
 
@@ -29,9 +29,15 @@ class TokenizeRequest(RequestModel, TemplateFields):
     @model_validator(mode="after")
     def _either(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+            raise FieldError("prompt", "give either prompt or messages")
         if self.messages is not None:
             check_conversation(self.messages, self.continue_final_message)
+            if self.parse_special:
+                raise FieldError("parse_special", "is for prompt: in messages special tokens are literal text")
+            return self
+        for name in TemplateFields.model_fields:
+            if getattr(self, name):
+                raise FieldError(name, "is for messages, not for prompt")
         return self
 
 
