@@ -229,6 +229,7 @@ def test_a_crash_in_the_engine() -> None:
         assert stream.broken
 
 
+@pytest.mark.slow
 def test_a_stall_shows_and_does_not_hold_up_the_end() -> None:
     settings = ("--set", "engine_stall_secs=0.3", "--set", "drain_timeout_secs=0.5")
     with with_fault("{point: engine.step, action: hang, after: 5}", *settings) as server:

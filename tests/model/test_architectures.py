@@ -18,6 +18,8 @@ from model.weights.safetensors import open_safetensors
 from tests.model.checkpoints import NAMES, TINY, tiny_checkpoint
 
 PAGE, PAGES = 4, 20
+# Between them: scaled rotary, tied and untied heads, q/k norms, a head_dim of its own.
+FAST = ("llama3_rope", "qwen3")
 FLOAT32 = jnp.dtype("float32")
 
 
@@ -51,7 +53,7 @@ def load(name, folder):
     return step, kv, np.load(TINY / name / "reference.npz")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_logits_and_greedy_ids(name, tmp_path):
     step, empty, reference = load(name, tmp_path)
     ids = jnp.asarray(reference["input_ids"])
