@@ -52,16 +52,6 @@ class BucketLattice:
         small = [layout for layout in mixed if layout.num_tokens <= SMALL_PREFILL and layout.num_rows == LEAST_ROWS]
         return tuple(dict.fromkeys((single[0], *small[-1:], mixed[-1])))
 
-    def fitting(self, num_tokens: int, num_rows: int, single_token_rows: bool) -> list[StepLayout]:
-        """The layouts that hold a step, the cheapest first. A program of mixed rows serves one-token rows too."""
-        return [
-            layout
-            for layout in self.layouts()
-            if layout.num_tokens >= num_tokens
-            and layout.num_rows >= num_rows
-            and (single_token_rows or not layout.single_token_rows)
-        ]
-
     def _row_sizes(self) -> tuple[int, ...]:
         return _doubling(LEAST_SINGLE_ROWS, self.max_num_seqs)
 

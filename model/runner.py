@@ -144,11 +144,8 @@ class Runner:
                     self._rebuild_slot(row.slot, adjusted)
         wants_prompt = any(self._rules.wants_prompt_logprobs(row) for row in plan.rows)
         single = not wants_prompt and all(len(row.token_ids) == 1 for row in plan.rows)
-        layout = next(
-            layout
-            for layout in self.lattice.fitting(plan.num_tokens, len(plan.rows), single)
-            if layout in self._programs
-        )
+        num_tokens, num_rows = plan.num_tokens, len(plan.rows)
+        layout = next(x for x in self._layouts if x in self._programs and x.holds(num_tokens, num_rows, single))
         buffer = np.zeros(layout.size, np.int32)
         self._fill(plan, layout, buffer)
         return StepHandle(plan, layout, started_at, self._execute(layout, buffer))

@@ -79,6 +79,11 @@ class StepLayout:
     max_pages: int
     single_token_rows: bool
 
+    def holds(self, num_tokens: int, num_rows: int, single_token_rows: bool) -> bool:
+        """Whether a step fits. A program of mixed rows serves one-token rows too."""
+        fits = num_tokens <= self.num_tokens and num_rows <= self.num_rows
+        return fits and (single_token_rows or not self.single_token_rows)
+
     @property
     def _sizes(self) -> tuple[int, ...]:
         rows = self.num_rows
