@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXIT_OK, EXIT_FAILURE, EXIT_BAD_CONFIG = 0, 1, 2
 BACKLOG = 2048
 # Threads that may be deep in the device's runtime when the server ends.
-DEVICE_THREADS = frozenset({"model-loader", "engine"})
+DEVICE_THREADS = frozenset({"model-loader", "engine", "warm-up"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 """The closed lattice of step shapes. `model/runner.py` compiles exactly these and picks the least that fits."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from model.staging import StepLayout
@@ -42,15 +43,22 @@ class BucketLattice:
         ]
         return (*single, *mixed)
 
-    def essential(self) -> tuple[StepLayout, ...]:
-        """Few layouts that between them hold every step, and a lone request without much padding.
+    def by_need(self) -> tuple[StepLayout, ...]:
+        """Every layout in the order in which a starting server should have them; compiling one takes seconds.
 
-        A server can start with these; the rest only saves padding, the largest of one-token rows most of it.
+        The first is small and holds every step whose tokens `limit_of` bounds: a server can start with it alone. Then a
+        lone request's decode, the largest step, a full batch's decode; the rest only saves padding.
         """
-        single = [layout for layout in self.layouts() if layout.single_token_rows]
-        mixed = [layout for layout in self.layouts() if not layout.single_token_rows]
-        small = [layout for layout in mixed if layout.num_tokens <= SMALL_PREFILL and layout.num_rows == LEAST_ROWS]
-        return tuple(dict.fromkeys((single[0], *small[-1:], mixed[-1])))
+        layouts = self.layouts()
+        single = [layout for layout in layouts if layout.single_token_rows]
+        mixed = [layout for layout in layouts if not layout.single_token_rows]
+        first = next((x for x in mixed if x.num_rows >= self.max_num_seqs and x.num_tokens >= SMALL_PREFILL), mixed[-1])
+        return tuple(dict.fromkeys((first, single[0], mixed[-1], single[-1], *layouts)))
+
+    def limit_of(self, layouts: Iterable[StepLayout]) -> int:
+        """The most tokens of a step that one of `layouts` holds whatever its rows are; 0 if there is none."""
+        most = min(self.max_num_seqs, self.max_num_batched_tokens)
+        return max((x.num_tokens for x in layouts if not x.single_token_rows and x.num_rows >= most), default=0)
 
     def _row_sizes(self) -> tuple[int, ...]:
         return _doubling(LEAST_SINGLE_ROWS, self.max_num_seqs)

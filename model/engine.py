@@ -215,7 +215,7 @@ class Engine:
                 self._work.wait()
             if self._stopping:
                 return None
-            plan = self._scheduler.plan(self._clock())
+            plan = self._scheduler.plan(self._clock(), self._runner.max_step_tokens)
         if not plan.rows:
             return None
         if self._step_started is None:

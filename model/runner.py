@@ -26,8 +26,6 @@ from model.staging import RowField, Scalar, StepLayout, TokenField
 from model.step import StepOutputs, build_step
 from scheduler.plan import StepPlan, StepResult
 
-COMPILE_THREADS = 2
-
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
@@ -48,10 +46,6 @@ class RunnerConfig:
     dtype: jnp.dtype
     kv_dtype: jnp.dtype
     vocab_size: int
-
-
-def _rows(layout: StepLayout) -> int:
-    return layout.num_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +84,7 @@ class Runner:
         )
         self._layouts = self.lattice.layouts()
         self._programs: dict[StepLayout, jax.stages.Compiled] = {}
+        self._max_step_tokens = 0
         self._start_slot: jax.stages.Compiled | None = None
         self._rules = SlotRules(config.max_num_seqs, self.lattice.max_pages, model.vocab_size)
         self._kv: tuple[jax.Array, ...] = ()
@@ -106,32 +101,34 @@ class Runner:
         """Whether every program of the lattice is compiled."""
         return len(self._programs) == len(self._layouts)
 
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens of the largest step that can run now; grows to `max_num_batched_tokens` as programs are compiled."""
+        return self._max_step_tokens
+
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile the essential programs and run the least once on padding. `on_progress(done, total)`."""
-        # The largest first: it takes longest, and the threads should end together.
-        layouts = sorted(self.lattice.essential(), key=lambda layout: -layout.num_tokens)
-        total = len(layouts) + 1
+        """Compile the program that a server can start with and run it once on padding. `on_progress(done, total)`."""
+        layout = self.lattice.by_need()[0]
+        total = 3
         on_progress(0, total)
-        with ThreadPoolExecutor(COMPILE_THREADS + 1) as pool:
+        with ThreadPoolExecutor(2) as pool:
             kv = pool.submit(allocate, self._abstract[1])
             start_slot = pool.submit(self._compile_start_slot)
-            for done, (layout, program) in enumerate(zip(layouts, pool.map(self._compile, layouts), strict=True)):
-                self._programs[layout] = program
-                on_progress(done + 1, total)
+            self._add(layout, self._compile(layout))
+            on_progress(1, total)
             self._start_slot, self._kv = start_slot.result(), kv.result()
+        on_progress(2, total)
         # One run on padding, to find out before the first request whether the device works at all.
-        self._execute(layouts[-1], np.zeros(layouts[-1].size, np.int32))
+        self._execute(layout, np.zeros(layout.size, np.int32))
         jax.block_until_ready(self._kv)
         on_progress(total, total)
 
     def compile_next(self) -> bool:
         """Compile one more program of the lattice; False if none is missing. May run in another thread beside steps."""
-        missing = [layout for layout in self._layouts if layout not in self._programs]
-        if not missing:
+        layout = next((layout for layout in self.lattice.by_need() if layout not in self._programs), None)
+        if layout is None:
             return False
-        # The largest of one-token rows first: without it, a full batch decodes in the largest program there is.
-        layout = max((layout for layout in missing if layout.single_token_rows), default=missing[0], key=_rows)
-        self._programs[layout] = self._compile(layout)
+        self._add(layout, self._compile(layout))
         return True
 
     def dispatch(self, plan: StepPlan) -> StepHandle:
@@ -212,6 +209,10 @@ class Runner:
             prompt_seen=jnp.zeros((slots, vocab), bool, device=where),
             bias=jnp.zeros((slots, vocab), jnp.float32, device=where),
         )
+
+    def _add(self, layout: StepLayout, program: jax.stages.Compiled) -> None:
+        self._programs[layout] = program
+        self._max_step_tokens = self.lattice.limit_of(tuple(self._programs))
 
     def _compile(self, layout: StepLayout) -> jax.stages.Compiled:
         step = build_step(

@@ -30,14 +30,14 @@ class Admission:
         self._waiting = waiting
         self._running = running
 
-    def admit(self, now: float) -> None:
-        """Start waiting requests in order until one does not fit, or would get no token in this step."""
+    def admit(self, now: float, budget: int) -> None:
+        """Start waiting requests in order until one does not fit, or would get none of this step's `budget` tokens."""
         head = self._waiting.peek()
         if head is None or not self._can_have_slot(head):
             return
-        spare = self._config.max_num_batched_tokens - sum(map(wanted_tokens, self._running.requests))
+        spare = budget - sum(map(wanted_tokens, self._running.requests))
         while head is not None and self._can_have_slot(head):
-            if spare <= 0 and self._budget_for(head) <= 0:
+            if spare <= 0 and self._budget_for(head, budget) <= 0:
                 return
             cached = self._cached_prefix(head)
             missing = -(-head.num_known_tokens // self._config.page_size) - len(cached)
@@ -61,10 +61,9 @@ class Admission:
             self._policy.may_evict(head, request) for request in self._running.requests
         )
 
-    def _budget_for(self, head: Request) -> int:
+    def _budget_for(self, head: Request, budget: int) -> int:
         """Tokens left for `head` when the more urgent have all they want, and the others no more than one each."""
         urgency = self._running.urgency(head)
-        budget = self._config.max_num_batched_tokens
         for request in self._running.requests:
             if self._policy.may_evict(head, request):
                 continue  # `head` may have this one's place

@@ -136,20 +136,28 @@ class Scheduler:
         """Plans that are not committed yet."""
         return len(self._in_flight)
 
-    def plan(self, now: float) -> StepPlan:
+    def plan(self, now: float, max_tokens: int | None = None) -> StepPlan:
         """Decide the next step. A plan with rows must be committed before the next but one is made.
+
+        `max_tokens` lowers `max_num_batched_tokens` for this step, down to the slots at least: for a device that cannot
+        run the largest step yet.
 
         Raises:
             InvariantError: two plans are in flight already.
+            ValueError: `max_tokens` is less than the requests that may run, each of which gets a token in every step.
         """
+        budget = self.config.max_num_batched_tokens if max_tokens is None else max_tokens
+        if budget < self._running.max_size:
+            raise ValueError(f"max_tokens must be at least {self._running.max_size}, not {max_tokens}")
+        budget = min(budget, self.config.max_num_batched_tokens)
         if len(self._in_flight) > 1:
             raise InvariantError("two plans are in flight; commit the older one first")
         self._running.preempted = []
         self._running.reserve_growth(now)
         if not self._running.preempted:
-            self._admission.admit(now)
+            self._admission.admit(now, budget)
         step_id = self._step_id + 1
-        rows = build_rows(self._running, self.config.max_num_batched_tokens, step_id, self.config.page_size)
+        rows = build_rows(self._running, budget, step_id, self.config.page_size)
         plan = StepPlan(step_id, rows, tuple(self._running.preempted))
         if rows:
             self._step_id = step_id

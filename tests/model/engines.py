@@ -99,7 +99,7 @@ class Client:
     """Asks an engine and waits. Starts it when entered, stops it when left, and checks that it is at rest."""
 
     def __init__(self, engine: Engine, wait_for_rest: bool = True):
-        """`wait_for_rest`: wait until every program is compiled, not only the essential ones."""
+        """`wait_for_rest`: wait until every program is compiled, not only the first."""
         self.engine = engine
         self._wait_for_rest = wait_for_rest
         self.answers: dict[str, Answer] = {}

@@ -189,3 +189,14 @@ def test_page_tuples_are_built_anew_only_when_a_page_is_added():
     driver.add(make_request("a", 4, 12))
     tuples = [driver.step().rows[0].page_ids for _ in range(9)]
     assert len({id(pages) for pages in tuples}) == 3
+
+
+def test_a_device_that_is_not_ready_for_the_largest_step_lowers_the_budget_of_one_plan():
+    scheduler = make_scheduler(max_num_seqs=4, max_num_batched_tokens=64)
+    scheduler.add_request(make_request("a", 100), 0.0)
+    with pytest.raises(ValueError, match="at least 4"):
+        scheduler.plan(0.0, max_tokens=3)
+    first = scheduler.plan(0.0, max_tokens=16)
+    second = scheduler.plan(0.0)
+    assert (first.num_tokens, second.num_tokens) == (16, 64)
+    assert second.rows[0].token_start == 16
