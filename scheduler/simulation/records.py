@@ -8,6 +8,7 @@ Times are seconds from the start of the run. Token counts are what a server woul
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 
@@ -21,7 +22,7 @@ class Arrival:
         input_length: tokens of the prompt, at least 1.
         output_length: tokens that it will really generate (its end of sequence included), at least 1. Policies do not
             see this number.
-        hash_ids: what the prompt consists of, one id for each block of `block_size` tokens, the last one partial or left
+        hash_ids: what the prompt consists of, one id for each block of `block_size` tokens, the last partial or left
             out; two prompts share a prefix exactly as far as their ids agree from the start (Mooncake's `hash_ids`).
             Empty: a prompt like no other.
         block_size: tokens a hash id stands for.
@@ -137,7 +138,7 @@ class Outcome:
     def itls(self) -> list[float]:
         """Seconds between consecutive tokens, one fewer than tokens."""
         times = self.token_times
-        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(times)]
 
 
 class StepSpan(NamedTuple):
