@@ -6,9 +6,10 @@ each other. The head of the queue is never skipped for a smaller request behind 
 
 from scheduler.config import SchedulerConfig
 from scheduler.pages import PagePool, chain_digest, root_digest
-from scheduler.queues import QueuePolicy, WaitingQueue
+from scheduler.policies.base import Policy
+from scheduler.queues import WaitingQueue
 from scheduler.request import Request, RequestStatus
-from scheduler.running import RunningSet, wanted_tokens
+from scheduler.running import RunningSet, place, wanted_tokens
 
 
 class Admission:
@@ -18,7 +19,7 @@ class Admission:
         self,
         config: SchedulerConfig,
         pages: PagePool,
-        policy: QueuePolicy,
+        policy: Policy,
         waiting: WaitingQueue,
         running: RunningSet,
     ):
@@ -26,13 +27,15 @@ class Admission:
         self.num_hit_tokens = 0
         self._config = config
         self._pages = pages
-        self._policy = policy
+        self._eviction = policy.eviction
+        self._capacity = policy.capacity
+        self._charge = policy.charge
         self._waiting = waiting
         self._running = running
 
     def admit(self, now: float, budget: int) -> None:
         """Start waiting requests in order until one does not fit, or would get none of this step's `budget` tokens."""
-        head = self._waiting.peek()
+        head = self._waiting.peek(now)
         if head is None or not self._can_have_slot(head):
             return
         spare = budget - sum(map(wanted_tokens, self._running.requests))
@@ -45,7 +48,7 @@ class Admission:
                 return
             self._start(head, cached, missing, now)
             spare -= wanted_tokens(head)
-            head = self._waiting.peek()
+            head = self._waiting.peek(now)
 
     def extend_digests(self, request: Request, count: int) -> None:
         """Make sure that the chain digests of the request's first `count` full pages are known."""
@@ -57,19 +60,24 @@ class Admission:
             digests.append(chain_digest(parent, request.tokens(start, start + size)))
 
     def _can_have_slot(self, head: Request) -> bool:
-        return bool(self._running.free_slots) or any(
-            self._policy.may_evict(head, request) for request in self._running.requests
-        )
+        if self._running.free_slots:
+            return True
+        may_evict = self._eviction.may_evict
+        return self._eviction.evicts and any(may_evict(head, request) for request in self._running.requests)
 
     def _budget_for(self, head: Request, budget: int) -> int:
         """Tokens left for `head` when the more urgent have all they want, and the others no more than one each."""
         urgency = self._running.urgency(head)
         for request in self._running.requests:
-            if self._policy.may_evict(head, request):
+            if self._eviction.evicts and self._eviction.may_evict(head, request):
                 continue  # `head` may have this one's place
             wants = wanted_tokens(request)
-            budget -= wants if wants < 2 or self._running.urgency(request) < urgency else 1
+            budget -= wants if wants < 2 or place(request) < urgency else 1
         return budget
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens of a waiting request that the prefix cache holds now."""
+        return len(self._cached_prefix(request)) * self._config.page_size
 
     def _cached_prefix(self, request: Request) -> list[int]:
         """Pages of the longest cached prefix; at least one token is always left to compute."""
@@ -82,24 +90,18 @@ class Admission:
     def _reads_cache(self, request: Request) -> bool:
         return self._config.enable_prefix_reuse and request.read_prefix_cache
 
-    def _headroom(self, head: Request) -> int:
-        """A page for each running request that will want one and that `head` may not evict.
-
-        Without it the next step would put `head` back, and all that it computed would be lost.
-        """
-        return sum(
-            self._may_grow(request) and not self._policy.may_evict(head, request) for request in self._running.requests
-        )
-
-    def _may_grow(self, request: Request) -> bool:
-        last = len(request.prompt_token_ids) + request.max_new_tokens - 1
-        return last > len(request.page_ids) * self._config.page_size
+    def _others(self, head: Request) -> list[Request]:
+        """The running whom `head` may not put back."""
+        if not self._eviction.evicts:
+            return self._running.requests
+        may_evict = self._eviction.may_evict
+        return [request for request in self._running.requests if not may_evict(head, request)]
 
     def _fits(self, head: Request, cached: list[int], missing: int) -> bool:
         spare = self._pages.num_available - self._pages.num_cached(cached) - missing
         if not self._running.free_slots or spare < 0:
             return False
-        return spare >= len(self._running) or spare >= self._headroom(head)
+        return self._capacity.fits(spare, head, self._others(head), self._config.page_size)
 
     def _make_room(self, head: Request, cached: list[int], missing: int, now: float) -> bool:
         """Put back as few less important requests as let `head` run; none if that is not enough.
@@ -107,16 +109,18 @@ class Admission:
         Returns whether `head` fits now. Pages that a step in flight may touch come back only when it ends, so that
         `head` may have to wait for the next plan.
         """
-        evictable = [request for request in self._running.requests if self._policy.may_evict(head, request)]
+        if not self._eviction.evicts:
+            return False
+        evictable = [request for request in self._running.requests if self._eviction.may_evict(head, request)]
         slots = 1 - len(self._running.free_slots)
         pages = (
             missing
-            + self._headroom(head)
+            + self._capacity.headroom(head, self._others(head), self._config.page_size)
             - (self._pages.num_available + self._pages.num_quarantined - self._pages.num_unheld(cached))
         )
         if not evictable or pages > sum(len(request.page_ids) for request in evictable):
             return False
-        evictable.sort(key=self._policy.eviction_key, reverse=True)
+        evictable.sort(key=self._eviction.eviction_key, reverse=True)
         victims = self._choose_victims(evictable, slots, pages, set(cached))
         for victim in victims:
             self._running.put_back(victim, now)
@@ -152,7 +156,12 @@ class Admission:
                 self.num_hit_tokens += num_cached
         self._pages.share(cached)
         request.num_registered_pages = len(cached)
-        self._running.start(request, cached + self._pages.allocate(missing), num_cached)
+        computed = num_cached
+        if request.status is RequestStatus.WAITING:
+            computed = max(num_cached, min(request.num_transferred_tokens, request.num_known_tokens - 1))
+        self._running.start(request, cached + self._pages.allocate(missing), computed)
+        if self._charge is not None:
+            self._charge.on_start(request, now)
 
 
 class _FreedPages:

@@ -1,6 +1,7 @@
 """What the scheduler may be told. Built by `model/engine.py` from the server's YAML, or by hand in a simulation."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from scheduler.errors import ConfigError
 
@@ -14,8 +15,11 @@ class SchedulerConfig:
         max_num_batched_tokens: the token budget of one step, prefill chunks and decode tokens together.
         max_model_len: tokens of prompt and output together that one request may hold.
         max_queue_size: waiting requests beyond which `add_requests` raises `QueueFullError`.
-        waiting_queue_policy: `fcfs` or `priority`.
-        preempt_running: under `priority`, whether a waiting request may evict a strictly lower running one.
+        waiting_queue_policy: the policy's name: a bundled one (see `scheduler/policies/`) or a registered one.
+        policy_options: the policy's own options, by name.
+        capacity_policy: `known_tokens` (the pool used to the full, requests put back when it overflows) or
+            `reserve_to_completion` (a request starts only if all it may ever need is free).
+        preempt_running: under `priority` and `mlfq`, whether a waiting request may evict a running one.
         aging_per_second: under `priority`, what a waiting request gains in effective priority per second.
         num_pages: usable KV pages, the sink (page 0) aside.
         page_size: tokens per page.
@@ -27,6 +31,8 @@ class SchedulerConfig:
     max_model_len: int = 2048
     max_queue_size: int = 4096
     waiting_queue_policy: str = "fcfs"
+    policy_options: Mapping[str, object] = field(default_factory=dict)
+    capacity_policy: str = "known_tokens"
     preempt_running: bool = True
     aging_per_second: float = 0.01
     num_pages: int = 4096

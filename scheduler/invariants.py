@@ -9,7 +9,7 @@ from scheduler.errors import InvariantError
 from scheduler.pages import PagePool
 from scheduler.queues import WaitingQueue
 from scheduler.request import Request, RequestStatus
-from scheduler.running import RunningSet
+from scheduler.running import RunningSet, place
 
 
 def check_scheduler(
@@ -34,7 +34,7 @@ def check_scheduler(
             raise InvariantError(f"{request.request_id} waits but is {request.status.name}")
         if request.page_ids or request.slot is not None or request.num_pending_tokens or request.num_computed_tokens:
             raise InvariantError(f"{request.request_id} waits but has pages, a slot or computed tokens")
-    if any(running.urgency(first) > running.urgency(second) for first, second in pairwise(running.requests)):
+    if any(place(first) > place(second) for first, second in pairwise(running.requests)):
         raise InvariantError("the running are out of order")
     slots = sorted([*(request.slot for request in running.requests if request.slot is not None), *running.free_slots])
     if slots != list(range(running.max_size)):

@@ -1,142 +1,53 @@
-"""The order of the waiting: `fcfs` and `priority`, and the queue that keeps it. Used by `Scheduler` and its parts.
+"""Queues of the waiting, for policies to choose from: by a fixed key, by turns of groups, by a score of the oldest few.
 
-The rule of `priority`:
-
-- effective priority = given priority + aging_per_second · seconds waited. Time spent running does not count; time
-  waited before a preemption does. Highest goes first, equal ones by arrival (order of being added).
-- Requests of one given priority never overtake each other: they go by arrival. A preempted request arrived before those
-  that never started, and so goes before them. Whoever stands in front of a request that has aged more is served as if
-  it had aged as much.
-- A higher newcomer wins over a preempted request, unless that has aged past it.
-- Eviction compares given priorities: strictly lower only. A request that started because it had aged to the newcomer's
-  given priority is spared, else it would be put back for ever.
-
-All the waiting age at one rate, so the order of two of them is fixed: effective(t) = priority + aging ·
-(t − queued_at), of which priority − aging · queued_at alone tells requests apart. Keys are static and heaps serve.
+`scheduler/line_queue.py` has a fourth, in which requests of one group never overtake each other. A policy makes its
+queue (`Order.make_queue`), `Scheduler` and its parts use it.
 """
 
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from typing import Protocol
 
-from scheduler.config import SchedulerConfig
-from scheduler.errors import ConfigError, InvariantError
+from scheduler.errors import InvariantError
 from scheduler.request import Request
 
 
-class QueuePolicy(Protocol):
-    """What a policy decides. Pure: nothing here mutates, blocks or raises."""
+class WaitingQueue(Protocol):
+    """The waiting. `push` and `remove` mutate, `peek` may reorganise; nothing blocks."""
 
-    def group(self, request: Request) -> float:
-        """Requests of one group are served strictly by arrival. Fixed for life."""
+    def __len__(self) -> int:
+        """How many wait."""
 
-    def waiting_key(self, request: Request) -> float:
-        """Urgency, the least first; fixed while the request waits. Also orders the running for the token budget."""
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a request waits."""
 
-    def eviction_key(self, request: Request) -> tuple[float, int]:
-        """Order among the running when pages are short: the greatest is put back first."""
+    def __iter__(self) -> Iterator[Request]:
+        """The waiting in the order in which they would go now, as far as that is known. For tests and reports."""
 
-    def may_evict(self, newcomer: Request, running: Request) -> bool:
-        """Whether `running` may be put back so that `newcomer` can start."""
+    def push(self, request: Request) -> None:
+        """Add a request, new or put back."""
 
-    def is_spared(self, running: Request, other: Request) -> bool:
-        """Whether `other`, though more important, may not take pages from `running`."""
+    def peek(self, now: float) -> Request | None:
+        """The request that goes next, or None. At one `now` the same until something is pushed, removed or charged."""
 
+    def key(self) -> float:
+        """The key under which the request that `peek` named last goes; kept as its `admitted_key`."""
 
-class FcfsPolicy:
-    """First come, first served; the given priority has no effect. A preempted request keeps its place in line."""
+    def remove(self, request_id: str) -> bool:
+        """Drop a request wherever it stands; False if it does not wait."""
 
-    def group(self, request: Request) -> float:
-        """All in one line."""
-        return 0.0
-
-    def waiting_key(self, request: Request) -> float:
-        """All alike: arrival decides."""
-        return 0.0
-
-    def eviction_key(self, request: Request) -> tuple[float, int]:
-        """The latest is put back first."""
-        return (0.0, request.sequence)
-
-    def may_evict(self, newcomer: Request, running: Request) -> bool:
-        """Never."""
-        return False
-
-    def is_spared(self, running: Request, other: Request) -> bool:
-        """Never: nobody ages."""
-        return False
+    def check(self) -> None:
+        """Raise InvariantError if the bookkeeping is off."""
 
 
-class PriorityPolicy:
-    """Highest effective priority first; the module's docstring has the whole rule."""
+class HeapQueue:
+    """The least key first, equal ones by arrival. Keys stand still while a request waits. O(log n) amortised."""
 
-    def __init__(self, aging_per_second: float, preempt_running: bool):
-        self._aging = aging_per_second
-        self._preempt_running = preempt_running
-
-    def group(self, request: Request) -> float:
-        """One line per given priority."""
-        return request.priority
-
-    def waiting_key(self, request: Request) -> float:
-        """Greatest effective priority first."""
-        return self._aging * request.queued_at - request.priority
-
-    def eviction_key(self, request: Request) -> tuple[float, int]:
-        """Lowest given priority first, then the latest."""
-        return (-request.priority, request.sequence)
-
-    def may_evict(self, newcomer: Request, running: Request) -> bool:
-        """Strictly lower given priority, and not started on account of age."""
-        return (
-            self._preempt_running
-            and running.priority < newcomer.priority
-            and self._effective_at_start(running) < newcomer.priority
-        )
-
-    def is_spared(self, running: Request, other: Request) -> bool:
-        """Started because it had aged to the other's given priority."""
-        return running.priority < other.priority <= self._effective_at_start(running)
-
-    def _effective_at_start(self, running: Request) -> float:
-        return self._aging * running.admitted_at - running.admitted_key
-
-
-def make_policy(config: SchedulerConfig) -> QueuePolicy:
-    """The policy that the configuration names. Raises ConfigError for an unknown name."""
-    if config.waiting_queue_policy == "fcfs":
-        return FcfsPolicy()
-    if config.waiting_queue_policy == "priority":
-        return PriorityPolicy(config.aging_per_second, config.preempt_running)
-    raise ConfigError(f"unknown waiting_queue_policy {config.waiting_queue_policy!r}; known: fcfs, priority")
-
-
-# (key of the group's most urgent member, sequence of its first member, group)
-_Front = tuple[float, int, float]
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """One group: its members by arrival, and the same by key. Both heaps may hold members that have left."""
-
-    by_arrival: list[tuple[int, int, Request]] = field(default_factory=list)
-    by_key: list[tuple[float, int, str]] = field(default_factory=list)
-    size: int = 0
-    front: _Front | None = None
-
-
-class WaitingQueue:
-    """Heaps with lazy deletion: push, pop and remove are O(log n) amortised, peek O(1).
-
-    A group is served by arrival, and as urgently as its most urgent member: whoever stands before it inherits its key.
-    """
-
-    def __init__(self, policy: QueuePolicy):
-        self._policy = policy
-        self._lines: dict[float, _Line] = {}
-        self._fronts: list[_Front] = []
-        self._live: dict[str, tuple[int, Request]] = {}
+    def __init__(self, key: Callable[[Request], float]):
+        self._key = key
+        self._heap: list[tuple[float, int, int, Request]] = []
+        self._live: dict[str, int] = {}
         self._pushes = 0
 
     def __len__(self) -> int:
@@ -146,103 +57,183 @@ class WaitingQueue:
         return request_id in self._live
 
     def __iter__(self) -> Iterator[Request]:
-        """The waiting in the order in which they would go. O(n log n): for tests and reports."""
-        return iter([request for _, request in self._in_order()])
+        return (entry[3] for entry in sorted(filter(self._is_live, self._heap)))
 
     def push(self, request: Request) -> None:
-        """Add a request; its key must not change while it waits."""
+        """Add a request under its key."""
         self._pushes += 1
-        self._live[request.request_id] = (self._pushes, request)
-        group = self._policy.group(request)
-        line = self._lines.setdefault(group, _Line())
-        heapq.heappush(line.by_arrival, (request.sequence, self._pushes, request))
-        heapq.heappush(line.by_key, (self._policy.waiting_key(request), self._pushes, request.request_id))
-        line.size += 1
-        self._refresh(group, line)
+        self._live[request.request_id] = self._pushes
+        heapq.heappush(self._heap, (self._key(request), request.sequence, self._pushes, request))
 
-    def peek(self) -> Request | None:
-        """The request that goes next, or None."""
-        front = self._front()
-        return None if front is None else self._lines[front[2]].by_arrival[0][2]
+    def peek(self, now: float) -> Request | None:
+        """The least; the order does not depend on `now`."""
+        heap = self._heap
+        while heap and not self._is_live(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][3] if heap else None
 
     def key(self) -> float:
-        """The key, its own or inherited, of the request that goes next; the queue must not be empty."""
-        front = self._front()
-        if front is None:
+        """The least key."""
+        if self.peek(0.0) is None:
             raise IndexError("the waiting queue is empty")
-        return front[0]
-
-    def pop(self) -> Request:
-        """Take the request that goes next; the queue must not be empty."""
-        request = self.peek()
-        if request is None:
-            raise IndexError("the waiting queue is empty")
-        self.remove(request.request_id)
-        return request
+        return self._heap[0][0]
 
     def remove(self, request_id: str) -> bool:
-        """Drop a request wherever it stands; False if it does not wait."""
-        entry = self._live.pop(request_id, None)
-        if entry is None:
+        """Forget a request; its entry goes when it comes up, or when most entries are dead."""
+        if self._live.pop(request_id, None) is None:
             return False
-        group = self._policy.group(entry[1])
-        line = self._lines[group]
-        line.size -= 1
-        self._refresh(group, line)
+        if len(self._heap) > 64 + 2 * len(self._live):
+            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+            heapq.heapify(self._heap)
         return True
 
     def check(self) -> None:
-        """Raise InvariantError unless the lines hold exactly the waiting and the front is where the order begins."""
-        order = self._in_order()
-        if len(order) != len(self._live) or sum(line.size for line in self._lines.values()) != len(self._live):
+        """Raise InvariantError unless every waiting request has one entry."""
+        if sorted(entry[2] for entry in self._heap if self._is_live(entry)) != sorted(self._live.values()):
             raise InvariantError("a waiting request is lost, or queued twice")
-        if self.peek() is not (order[0][1] if order else None) or (order and self.key() != order[0][0]):
-            raise InvariantError("the front of the waiting queue is not its first")
-        if any(line.size < 1 for line in self._lines.values()):
-            raise InvariantError("an empty line of waiting requests is kept")
 
-    def _in_order(self) -> list[tuple[float, Request]]:
-        order = []
-        for line in self._lines.values():
-            key = float("inf")
-            for _, push, request in sorted(line.by_arrival, key=lambda entry: entry[:2], reverse=True):
-                if self._is_live(request.request_id, push):
-                    key = min(key, self._policy.waiting_key(request))
-                    order.append((key, request))
-        return sorted(order, key=lambda entry: (entry[0], entry[1].sequence))
+    def _is_live(self, entry: tuple[float, int, int, Request]) -> bool:
+        return self._live.get(entry[3].request_id) == entry[2]
 
-    def _is_live(self, request_id: str, push: int) -> bool:
-        entry = self._live.get(request_id)
-        return entry is not None and entry[0] == push
 
-    def _front(self) -> _Front | None:
-        while self._fronts:
-            front = self._fronts[0]
-            line = self._lines.get(front[2])
-            if line is not None and line.front == front:
-                return front
-            heapq.heappop(self._fronts)
-        return None
+class TurnQueue:
+    """Groups take turns: the group of least urgency goes first, and within a group the least key, then arrival.
 
-    def _refresh(self, group: float, line: _Line) -> None:
-        """A line has changed: find its front again and forget most of those that have left."""
-        if len(self._fronts) > 64 + 2 * len(self._lines):
-            self._fronts = [known.front for known in self._lines.values() if known.front is not None]
-            heapq.heapify(self._fronts)
-        if not line.size:
-            del self._lines[group]
+    `urgency(group, head, now)` is asked of every group at each `peek`, so it may change at any time, and groups should
+    be few (tenants, levels).
+    """
+
+    def __init__(
+        self,
+        group: Callable[[Request], Hashable],
+        urgency: Callable[[Hashable, Request, float], float],
+        key: Callable[[Request], float] = lambda request: 0.0,
+    ):
+        self._group = group
+        self._urgency = urgency
+        self._key = key
+        self._groups: dict[Hashable, HeapQueue] = {}
+        self._group_of: dict[str, Hashable] = {}
+        self._last_key = 0.0
+
+    def __len__(self) -> int:
+        return len(self._group_of)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._group_of
+
+    def __iter__(self) -> Iterator[Request]:
+        """Group after group: who goes after the first depends on what the first will be charged."""
+        ordered = sorted(self._groups, key=lambda group: self._rank(group, 0.0)[:2])
+        return (request for group in ordered for request in self._groups[group])
+
+    def push(self, request: Request) -> None:
+        """Add a request to its group; the group that it has now is the one it waits in."""
+        group = self._group(request)
+        self._group_of[request.request_id] = group
+        if group not in self._groups:
+            self._groups[group] = HeapQueue(self._key)
+        self._groups[group].push(request)
+
+    def peek(self, now: float) -> Request | None:
+        """The first of the group whose turn it is; equal groups by the arrival of their heads."""
+        if not self._groups:
+            return None
+        self._last_key, _, head = min((self._rank(group, now) for group in self._groups), key=lambda rank: rank[:2])
+        return head
+
+    def key(self) -> float:
+        """The urgency of the group that `peek` chose."""
+        return self._last_key
+
+    def remove(self, request_id: str) -> bool:
+        """Drop a request; a group without requests is forgotten."""
+        group = self._group_of.pop(request_id, None)
+        if group not in self._groups:
+            return False
+        removed = self._groups[group].remove(request_id)
+        if not self._groups[group]:
+            del self._groups[group]
+        return removed
+
+    def check(self) -> None:
+        """Raise InvariantError unless the groups hold exactly the waiting, and none is empty."""
+        for queue in self._groups.values():
+            queue.check()
+        if sum(map(len, self._groups.values())) != len(self._group_of) or not all(map(len, self._groups.values())):
+            raise InvariantError("a waiting request is lost, or an empty group is kept")
+
+    def _rank(self, group: Hashable, now: float) -> tuple[float, int, Request]:
+        head = self._groups[group].peek(now)
+        if head is None:
+            raise InvariantError("an empty group is kept")
+        return (self._urgency(group, head, now), head.sequence, head)
+
+
+class WindowQueue:
+    """Of the `window` oldest that of least score goes first, and the oldest after `max_wait_secs` whatever its score.
+
+    Scores may change at any time (what the cache holds does), so they are asked for at each `peek`.
+    """
+
+    def __init__(self, score: Callable[[Request, float], float], window: int, max_wait_secs: float):
+        self._score = score
+        self._window = window
+        self._max_wait_secs = max_wait_secs
+        self._fresh = HeapQueue(lambda request: 0.0)
+        self._oldest: OrderedDict[str, Request] = OrderedDict()
+        self._last_key = 0.0
+
+    def __len__(self) -> int:
+        return len(self._fresh) + len(self._oldest)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._oldest or request_id in self._fresh
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._oldest.values()
+        yield from self._fresh
+
+    def push(self, request: Request) -> None:
+        """Add a request; one put back is older than those that never ran and joins the window in its old place."""
+        last = next(reversed(self._oldest.values()), None)
+        if last is None or request.sequence > last.sequence:
+            self._fresh.push(request)
             return
-        if len(line.by_arrival) > 64 + 2 * line.size:
-            line.by_arrival = [entry for entry in line.by_arrival if self._is_live(entry[2].request_id, entry[1])]
-            heapq.heapify(line.by_arrival)
-        if len(line.by_key) > 64 + 2 * line.size:
-            line.by_key = [entry for entry in line.by_key if self._is_live(entry[2], entry[1])]
-            heapq.heapify(line.by_key)
-        while not self._is_live(line.by_arrival[0][2].request_id, line.by_arrival[0][1]):
-            heapq.heappop(line.by_arrival)
-        while not self._is_live(line.by_key[0][2], line.by_key[0][1]):
-            heapq.heappop(line.by_key)
-        front = (line.by_key[0][0], line.by_arrival[0][0], group)
-        if front != line.front:
-            line.front = front
-            heapq.heappush(self._fronts, front)
+        members = sorted([*self._oldest.values(), request], key=lambda member: member.sequence)
+        for surplus in members[self._window :]:
+            self._fresh.push(surplus)
+        self._oldest = OrderedDict((member.request_id, member) for member in members[: self._window])
+
+    def peek(self, now: float) -> Request | None:
+        """The least score in the window, equal ones by arrival; the oldest if it has waited too long."""
+        while len(self._oldest) < self._window and (member := self._fresh.peek(now)) is not None:
+            self._fresh.remove(member.request_id)
+            self._oldest[member.request_id] = member
+        if not self._oldest:
+            return None
+        oldest = next(iter(self._oldest.values()))
+        if now - oldest.queued_at >= self._max_wait_secs:
+            self._last_key = 0.0
+            return oldest
+        scored = [(self._score(member, now), member.sequence, member) for member in self._oldest.values()]
+        self._last_key, _, chosen = min(scored, key=lambda entry: entry[:2])
+        return chosen
+
+    def key(self) -> float:
+        """The score of the request that `peek` chose."""
+        return self._last_key
+
+    def remove(self, request_id: str) -> bool:
+        """Drop a request from the window or from those behind it."""
+        return self._oldest.pop(request_id, None) is not None or self._fresh.remove(request_id)
+
+    def check(self) -> None:
+        """Raise InvariantError unless the window holds the oldest, in order."""
+        self._fresh.check()
+        sequences = [member.sequence for member in self._oldest.values()]
+        if sequences != sorted(sequences) or len(sequences) > self._window:
+            raise InvariantError("the window of the oldest is out of order")
+        behind = min((member.sequence for member in self._fresh), default=None)
+        if sequences and behind is not None and behind < sequences[-1]:
+            raise InvariantError("an older request waits behind the window")

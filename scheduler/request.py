@@ -26,6 +26,11 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+def priority_class(priority: float) -> str:
+    """`low`, `default` or `high`: below, at and above 0.5."""
+    return "default" if priority == 0.5 else "high" if priority > 0.5 else "low"
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request and its progress. Compared and hashed by identity.
@@ -43,6 +48,10 @@ class Request:
         cache_salt: prefix pages are shared only between requests of equal salt.
         read_prefix_cache: False when every prompt position must really be computed (prompt logprobs).
         sampling: opaque to the scheduler, carried to the runner.
+        tenant: who pays; None for nobody in particular. Policies that share among tenants read it.
+        predicted_new_tokens: output tokens that somebody predicts, or None. Policies that order by length read it.
+        num_transferred_tokens: known tokens whose KV another worker has computed and hands over when the request first
+            starts; after a preemption they are computed here.
 
         status, output_token_ids: progress so far. Outputs are appended by `commit` only.
         num_computed_tokens: positions whose KV is computed or planned in a step that is in flight.
@@ -54,6 +63,7 @@ class Request:
         sequence: order of being added; breaks ties. admitted_at: when it last started to run.
         queued_at: when it was added, moved forward by all the time that it ran, so that `now - queued_at` of a waiting
             request is the time that it has waited. admitted_key: the queue's key for it when it last started.
+        running_key: its place among the running, fixed when it last started.
         page_digests: chain digests of its full pages, as far as they were needed. num_registered_pages: how many of
             them are known to the prefix index. last_step: id of the last step that it was planned in.
     """
@@ -68,6 +78,9 @@ class Request:
     cache_salt: str | None = None
     read_prefix_cache: bool = True
     sampling: object = None
+    tenant: str | None = None
+    predicted_new_tokens: float | None = None
+    num_transferred_tokens: int = 0
 
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -83,6 +96,7 @@ class Request:
     admitted_at: float = field(default=0.0, init=False)
     queued_at: float = field(default=0.0, init=False)
     admitted_key: float = field(default=0.0, init=False)
+    running_key: float = field(default=0.0, init=False)
     page_digests: list[bytes] = field(default_factory=list, init=False)
     num_registered_pages: int = field(default=0, init=False)
     last_step: int = field(default=0, init=False)

@@ -9,7 +9,8 @@ from bisect import insort
 from scheduler.config import SchedulerConfig
 from scheduler.errors import InvariantError
 from scheduler.pages import PagePool
-from scheduler.queues import QueuePolicy, WaitingQueue
+from scheduler.policies.base import Policy
+from scheduler.queues import WaitingQueue
 from scheduler.request import Request, RequestStatus
 
 
@@ -19,22 +20,24 @@ class RunningSet:
     No more requests run than a step has tokens, so that every running request can have one in every step.
     """
 
-    def __init__(self, config: SchedulerConfig, pages: PagePool, policy: QueuePolicy, waiting: WaitingQueue):
+    def __init__(self, config: SchedulerConfig, pages: PagePool, policy: Policy, waiting: WaitingQueue):
         self.max_size = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.requests: list[Request] = []
         self.free_slots = list(range(self.max_size - 1, -1, -1))
         self.preempted: list[str] = []
         self.num_preemptions = 0
         self._pages = pages
-        self._policy = policy
+        self._order = policy.order
+        self._eviction = policy.eviction
+        self._charge = policy.charge
         self._waiting = waiting
 
     def __len__(self) -> int:
         return len(self.requests)
 
-    def urgency(self, request: Request) -> tuple[float, int]:
-        """The order of the running, the least first."""
-        return (self._policy.waiting_key(request), request.sequence)
+    def urgency(self, newcomer: Request) -> tuple[float, int]:
+        """Where a waiting request would stand among the running, the least first."""
+        return (self._order.running_key(newcomer), newcomer.sequence)
 
     def start(self, request: Request, page_ids: list[int], num_cached_tokens: int) -> None:
         """Give a request that has left the queue a slot and its pages. The pages' references are the request's now."""
@@ -42,7 +45,8 @@ class RunningSet:
         request.slot = self.free_slots.pop()
         request.num_computed_tokens = num_cached_tokens
         request.status = RequestStatus.RUNNING
-        insort(self.requests, request, key=self.urgency)
+        request.running_key = self._order.running_key(request)
+        insort(self.requests, request, key=place)
 
     def leave(self, request: Request) -> None:
         """Take a request off its slot and let go of its pages."""
@@ -67,6 +71,8 @@ class RunningSet:
         victim.queued_at += now - victim.admitted_at
         self.num_preemptions += 1
         self.preempted.append(victim.request_id)
+        if self._charge is not None:
+            self._charge.on_put_back(victim, now)
         self._waiting.push(victim)
 
     def reserve_growth(self, now: float) -> None:
@@ -88,10 +94,15 @@ class RunningSet:
                 self.put_back(self._victim_for(request), now)
 
     def _victim_for(self, asker: Request) -> Request:
-        for request in sorted(self.requests, key=self._policy.eviction_key, reverse=True):
-            if request is asker or not self._policy.is_spared(request, asker):
+        for request in sorted(self.requests, key=self._eviction.eviction_key, reverse=True):
+            if request is asker or not self._eviction.is_spared(request, asker):
                 return request
         raise InvariantError(f"{asker.request_id} asks for a page but does not run")
+
+
+def place(request: Request) -> tuple[float, int]:
+    """The order of the running, the least first."""
+    return (request.running_key, request.sequence)
 
 
 def wanted_tokens(request: Request) -> int:

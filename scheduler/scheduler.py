@@ -15,7 +15,8 @@ from scheduler.errors import DuplicateRequestError, InvariantError, NeverFitsErr
 from scheduler.invariants import check_scheduler
 from scheduler.pages import PagePool
 from scheduler.plan import Event, PlannedRow, RowResult, SchedulerStats, StepPlan, StepResult
-from scheduler.queues import WaitingQueue, make_policy
+from scheduler.policies import make_policy
+from scheduler.policies.base import Policy
 from scheduler.request import FinishReason, Request, RequestStatus
 from scheduler.rows import build_rows
 from scheduler.running import RunningSet
@@ -27,13 +28,16 @@ class Scheduler:
     All methods but `stats`, `check`, `has_work`, `get` and `max_new_tokens_for` mutate.
     """
 
-    def __init__(self, config: SchedulerConfig):
+    def __init__(self, config: SchedulerConfig, policy: Policy | None = None):
+        """`policy`: one made by hand and used by nobody else; by default the one that the configuration names."""
         self.config = config
+        self.policy = policy or make_policy(config)
         self.pages = PagePool(config.num_pages, config.page_size, config.enable_prefix_reuse)
-        policy = make_policy(config)
-        self._waiting = WaitingQueue(policy)
-        self._running = RunningSet(config, self.pages, policy, self._waiting)
-        self._admission = Admission(config, self.pages, policy, self._waiting, self._running)
+        self._charge = self.policy.charge
+        self._waiting = self.policy.order.make_queue()
+        self._running = RunningSet(config, self.pages, self.policy, self._waiting)
+        self._admission = Admission(config, self.pages, self.policy, self._waiting, self._running)
+        self.policy.order.attach(self._admission.num_cached_tokens)
         self._requests: dict[str, Request] = {}
         # With each plan the requests of its rows: an id may be given to another request meanwhile.
         self._in_flight: deque[tuple[StepPlan, tuple[Request, ...]]] = deque()
@@ -80,6 +84,8 @@ class Scheduler:
             request.queued_at = now
             request.prompt_token_ids = tuple(request.prompt_token_ids)
             self._requests[request.request_id] = request
+            if self._charge is not None:
+                self._charge.on_arrival(request, now)
             self._waiting.push(request)
 
     def _check_values(self, request: Request) -> None:
@@ -182,6 +188,8 @@ class Scheduler:
         for request, row, outcome in zip(requests, plan.rows, result.rows, strict=True):
             if request.attempt != row.attempt or request.status is not RequestStatus.RUNNING:
                 continue
+            if self._charge is not None and outcome.error is None:
+                self._charge.on_computed(request, len(row.token_ids), row.samples)
             event = self._commit_row(request, row, outcome)
             if event is not None:
                 events.append(event)
@@ -235,10 +243,12 @@ class Scheduler:
         self, request: Request, reason: FinishReason, error: str | None = None, outcome: RowResult | None = None
     ) -> Event:
         """End a request: out of the queue or off its slot, pages released."""
+        request.finish_reason = reason
+        if self._charge is not None:
+            self._charge.on_end(request)
         if not self._waiting.remove(request.request_id):
             self._running.leave(request)
         request.status = RequestStatus.FINISHED
-        request.finish_reason = reason
         request.num_pending_tokens = 0
         del self._requests[request.request_id]
         return self._event(request, outcome or RowResult(None, error=error), reason)

@@ -7,11 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler import ConfigError, Request, SchedulerConfig
-from scheduler.queues import PriorityPolicy, WaitingQueue, make_policy
+from scheduler.policies import make_policy
+from scheduler.policies.priority import PriorityOrder
+from scheduler.queues import WaitingQueue
 
 
 def make_queue(policy: str = "priority", aging: float = 0.01) -> WaitingQueue:
-    return WaitingQueue(make_policy(SchedulerConfig(waiting_queue_policy=policy, aging_per_second=aging)))
+    return make_policy(SchedulerConfig(waiting_queue_policy=policy, aging_per_second=aging)).order.make_queue()
+
+
+def pop(queue: WaitingQueue) -> Request:
+    request = queue.peek(0.0)
+    assert request is not None
+    assert queue.remove(request.request_id)
+    return request
 
 
 def entry(sequence: int, priority: float = 0.5, queued_at: float = 0.0) -> Request:
@@ -26,7 +35,7 @@ def drain(queue: WaitingQueue) -> list[int]:
     order = []
     while queue:
         queue.check()
-        order.append(queue.pop().sequence)
+        order.append(pop(queue).sequence)
     assert order == expected
     return order
 
@@ -90,9 +99,9 @@ def test_remove_and_push_again():
     queue.push(first)
     queue.check()
     assert drain(queue) == [1, 2]
-    assert queue.peek() is None
+    assert queue.peek(0.0) is None
     with pytest.raises(IndexError):
-        queue.pop()
+        queue.key()
 
 
 def test_unknown_policies_are_named():
@@ -106,7 +115,7 @@ def test_ten_thousand_waiting_cost_nothing_to_look_at():
         queue.push(entry(sequence + 1, sequence / 10_000))
     started = time.perf_counter()
     for _ in range(1000):
-        queue.peek()
+        queue.peek(0.0)
     assert time.perf_counter() - started < 0.1
     for sequence in range(9_900):
         queue.remove(f"r{sequence + 1}")
@@ -137,7 +146,7 @@ steps = st.lists(
 def test_against_the_rule_spelled_out(script, aging, policy):
     """The next is the first by arrival of the line that has the most urgent member."""
     queue = make_queue(policy, aging)
-    rule = PriorityPolicy(aging, True)
+    rule = PriorityOrder(aging)
     waiting: list[Request] = []
     running: list[Request] = []
 
@@ -154,7 +163,7 @@ def test_against_the_rule_spelled_out(script, aging, policy):
             queue.push(request)
         elif action == "g" and waiting:
             request = min(waiting, key=urgency)
-            assert queue.pop() is request
+            assert pop(queue) is request
             waiting.remove(request)
             running.append(request)
         elif action == "r" and waiting:
