@@ -1,8 +1,8 @@
 """What the scheduler itself costs a step: plan + commit in milliseconds, by running and waiting requests.
 
-`python -m bench.scheduler_cost` prints one line for each size. No device and no server: the results of a step are made up
-here, and that is not timed. Each figure is the median of many steps in which every running request decodes, and the worst
-is a step in which some end and others start.
+`python -m bench.scheduler_cost` prints one line for each size. No device and no server: the results of a step are made
+up here, which is not timed. The median is that of a step in which every running request decodes; the 99th percentile
+that of one in which many end and as many start.
 """
 
 import argparse

@@ -146,6 +146,8 @@ class Admission:
     def _start(self, request: Request, cached: list[int], missing: int, now: float) -> None:
         request.admitted_key = self._waiting.key()
         request.admitted_at = now
+        if request.first_started_at is None:
+            request.first_started_at = now
         # By id: a victim put back just now may stand level with `request`.
         self._waiting.remove(request.request_id)
         num_cached = len(cached) * self._config.page_size
@@ -159,6 +161,8 @@ class Admission:
         computed = num_cached
         if request.status is RequestStatus.WAITING:
             computed = max(num_cached, min(request.num_transferred_tokens, request.num_known_tokens - 1))
+        else:
+            request.num_lost_tokens -= num_cached
         self._running.start(request, cached + self._pages.allocate(missing), computed)
         if self._charge is not None:
             self._charge.on_start(request, now)

@@ -59,8 +59,10 @@ class Request:
         num_cached_tokens: prompt tokens found in the prefix cache when the request first started.
         page_ids: pages in order of position. slot: its row of device state while running, else None.
         attempt: raised at each preemption, so that results of an earlier attempt are recognisably stale.
-        num_preemptions: how often it was put back.
-        sequence: order of being added; breaks ties. admitted_at: when it last started to run.
+        num_preemptions: how often it was put back. num_lost_tokens: positions computed in vain because of that, less
+            those found in the prefix cache when it started again.
+        sequence: order of being added; breaks ties. admitted_at: when it last started to run; first_started_at: when
+            it first did, or None.
         queued_at: when it was added, moved forward by all the time that it ran, so that `now - queued_at` of a waiting
             request is the time that it has waited. admitted_key: the queue's key for it when it last started.
         running_key: its place among the running, fixed when it last started.
@@ -92,8 +94,10 @@ class Request:
     slot: int | None = field(default=None, init=False)
     attempt: int = field(default=0, init=False)
     num_preemptions: int = field(default=0, init=False)
+    num_lost_tokens: int = field(default=0, init=False)
     sequence: int = field(default=0, init=False)
     admitted_at: float = field(default=0.0, init=False)
+    first_started_at: float | None = field(default=None, init=False)
     queued_at: float = field(default=0.0, init=False)
     admitted_key: float = field(default=0.0, init=False)
     running_key: float = field(default=0.0, init=False)

@@ -65,6 +65,7 @@ class RunningSet:
         victim.status = RequestStatus.PREEMPTED
         victim.attempt += 1
         victim.num_preemptions += 1
+        victim.num_lost_tokens += victim.num_computed_tokens
         victim.num_computed_tokens = 0
         victim.num_pending_tokens = 0
         victim.last_step = 0

@@ -21,6 +21,9 @@ from scheduler.request import FinishReason, Request, RequestStatus
 from scheduler.rows import build_rows
 from scheduler.running import RunningSet
 
+# Half the time of calling the class.
+_new_tuple = tuple.__new__
+
 
 class Scheduler:
     """Every decision about requests and pages. Not thread-safe; nothing here blocks.
@@ -184,12 +187,37 @@ class Scheduler:
             raise InvariantError("the result does not belong to the plan")
         _, requests = self._in_flight.popleft()
         self.pages.end_quarantine(plan.step_id)
-        events = []
+        charge, page_size = self._charge, self.config.page_size
+        events: list[Event] = []
         for request, row, outcome in zip(requests, plan.rows, result.rows, strict=True):
             if request.attempt != row.attempt or request.status is not RequestStatus.RUNNING:
                 continue
-            if self._charge is not None and outcome.error is None:
-                self._charge.on_computed(request, len(row.token_ids), row.samples)
+            token_id, logprobs, prompt_logprobs, error = outcome
+            if charge is not None and error is None:
+                charge.on_computed(request, len(row.token_ids), row.samples)
+            outputs = request.output_token_ids
+            # Most rows draw a token that neither ends the request nor fills a page; these lines are for them.
+            if (
+                token_id is not None
+                and error is None
+                and len(outputs) + 1 < request.max_new_tokens
+                and token_id not in request.stop_token_ids
+                and row.samples
+                and (row.token_start + len(row.token_ids)) // page_size <= request.num_registered_pages
+            ):
+                request.num_pending_tokens -= 1
+                outputs.append(token_id)
+                values = (
+                    request.request_id,
+                    token_id,
+                    logprobs,
+                    prompt_logprobs,
+                    None,
+                    request.num_cached_tokens,
+                    None,
+                )
+                events.append(_new_tuple(Event, values))
+                continue
             event = self._commit_row(request, row, outcome)
             if event is not None:
                 events.append(event)
