@@ -5,11 +5,16 @@ each other. The head of the queue is never skipped for a smaller request behind 
 """
 
 from scheduler.config import SchedulerConfig
+from scheduler.decisions import Decision, DecisionKind, DecisionLog, Obstacle
 from scheduler.pages import PagePool, chain_digest, root_digest
 from scheduler.policies.base import Policy
 from scheduler.queues import WaitingQueue
 from scheduler.request import Request, RequestStatus
 from scheduler.running import RunningSet, place, wanted_tokens
+
+_NO_SLOT = "every slot is taken by a request that it may not put back"
+_NO_TOKENS = "the step's token budget goes to requests that are more urgent"
+_NO_PAGES = "too few pages are free for its tokens and the growth of those that run"
 
 
 class Admission:
@@ -22,7 +27,9 @@ class Admission:
         policy: Policy,
         waiting: WaitingQueue,
         running: RunningSet,
+        log: DecisionLog | None,
     ):
+        self.obstacle: Obstacle | None = None
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._config = config
@@ -32,19 +39,29 @@ class Admission:
         self._charge = policy.charge
         self._waiting = waiting
         self._running = running
+        self._log = log
 
     def admit(self, now: float, budget: int) -> None:
         """Start waiting requests in order until one does not fit, or would get none of this step's `budget` tokens."""
+        self.obstacle = None
         head = self._waiting.peek(now)
-        if head is None or not self._can_have_slot(head):
+        if head is None:
+            return
+        if not self._can_have_slot(head):
+            self._note(head, _NO_SLOT)
             return
         spare = budget - sum(map(wanted_tokens, self._running.requests))
-        while head is not None and self._can_have_slot(head):
+        while head is not None:
+            if not self._can_have_slot(head):
+                self._note(head, _NO_SLOT)
+                return
             if spare <= 0 and self._budget_for(head, budget) <= 0:
+                self._note(head, _NO_TOKENS)
                 return
             cached = self._cached_prefix(head)
             missing = -(-head.num_known_tokens // self._config.page_size) - len(cached)
             if not self._fits(head, cached, missing) and not self._make_room(head, cached, missing, now):
+                self._note(head, _NO_PAGES)
                 return
             self._start(head, cached, missing, now)
             spare -= wanted_tokens(head)
@@ -123,7 +140,7 @@ class Admission:
         evictable.sort(key=self._eviction.eviction_key, reverse=True)
         victims = self._choose_victims(evictable, slots, pages, set(cached))
         for victim in victims:
-            self._running.put_back(victim, now)
+            self._running.put_back(victim, now, "it made room for a more important request", head.request_id)
         return bool(victims) and self._fits(head, cached, missing)
 
     def _choose_victims(self, evictable: list[Request], slots: int, pages: int, kept: set[int]) -> list[Request]:
@@ -166,6 +183,13 @@ class Admission:
         self._running.start(request, cached + self._pages.allocate(missing), computed)
         if self._charge is not None:
             self._charge.on_start(request, now)
+        if self._log is not None:
+            reason = f"slot {request.slot}, {len(request.page_ids)} pages, {computed} tokens found in the cache"
+            self._log.record(request.request_id, Decision(now, DecisionKind.STARTED, reason))
+
+    def _note(self, head: Request, reason: str) -> None:
+        if self._log is not None:
+            self.obstacle = Obstacle(head.request_id, reason)
 
 
 class _FreedPages:

@@ -7,6 +7,7 @@ keys stand still while they run, so nothing is sorted from step to step.
 from bisect import insort
 
 from scheduler.config import SchedulerConfig
+from scheduler.decisions import Decision, DecisionKind, DecisionLog
 from scheduler.errors import InvariantError
 from scheduler.pages import PagePool
 from scheduler.policies.base import Policy
@@ -20,7 +21,9 @@ class RunningSet:
     No more requests run than a step has tokens, so that every running request can have one in every step.
     """
 
-    def __init__(self, config: SchedulerConfig, pages: PagePool, policy: Policy, waiting: WaitingQueue):
+    def __init__(
+        self, config: SchedulerConfig, pages: PagePool, policy: Policy, waiting: WaitingQueue, log: DecisionLog | None
+    ):
         self.max_size = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.requests: list[Request] = []
         self.free_slots = list(range(self.max_size - 1, -1, -1))
@@ -31,6 +34,7 @@ class RunningSet:
         self._eviction = policy.eviction
         self._charge = policy.charge
         self._waiting = waiting
+        self._log = log
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -59,8 +63,13 @@ class RunningSet:
         self.free_slots.append(request.slot)
         request.slot = None
 
-    def put_back(self, victim: Request, now: float) -> None:
-        """Preempt: forget what is computed, keep what was said, and wait again. Results in flight become stale."""
+    def put_back(self, victim: Request, now: float, reason: str, by: str | None) -> None:
+        """Preempt: forget what is computed, keep what was said, and wait again. Results in flight become stale.
+
+        `reason` and `by` (the request that needs the room) are for the log of decisions.
+        """
+        if self._log is not None:
+            self._log.record(victim.request_id, Decision(now, DecisionKind.PUT_BACK, reason, by))
         self.leave(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.attempt += 1
@@ -92,7 +101,9 @@ class RunningSet:
                     break
                 if self._pages.num_quarantined:
                     break  # a page comes back when the step in flight ends; nobody is put back for that
-                self.put_back(self._victim_for(request), now)
+                victim = self._victim_for(request)
+                by = None if victim is request else request.request_id
+                self.put_back(victim, now, "the pool had no page left for the next token of a running request", by)
 
     def _victim_for(self, asker: Request) -> Request:
         for request in sorted(self.requests, key=self._eviction.eviction_key, reverse=True):

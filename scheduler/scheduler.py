@@ -11,6 +11,7 @@ from math import isfinite
 
 from scheduler.admission import Admission
 from scheduler.config import SchedulerConfig
+from scheduler.decisions import NUM_AHEAD, Decision, DecisionKind, DecisionLog, Explanation, explain_ended, summarise
 from scheduler.errors import DuplicateRequestError, InvariantError, NeverFitsError, QueueFullError
 from scheduler.invariants import check_scheduler
 from scheduler.pages import PagePool
@@ -31,15 +32,19 @@ class Scheduler:
     All methods but `stats`, `check`, `has_work`, `get` and `max_new_tokens_for` mutate.
     """
 
-    def __init__(self, config: SchedulerConfig, policy: Policy | None = None):
-        """`policy`: one made by hand and used by nobody else; by default the one that the configuration names."""
+    def __init__(self, config: SchedulerConfig, policy: Policy | None = None, log: DecisionLog | None = None):
+        """`policy`: one made by hand and used by nobody else; by default the one that the configuration names.
+
+        With a `log`, decisions are kept there and `explain` answers.
+        """
         self.config = config
         self.policy = policy or make_policy(config)
         self.pages = PagePool(config.num_pages, config.page_size, config.enable_prefix_reuse)
         self._charge = self.policy.charge
         self._waiting = self.policy.order.make_queue()
-        self._running = RunningSet(config, self.pages, self.policy, self._waiting)
-        self._admission = Admission(config, self.pages, self.policy, self._waiting, self._running)
+        self._running = RunningSet(config, self.pages, self.policy, self._waiting, log)
+        self._admission = Admission(config, self.pages, self.policy, self._waiting, self._running, log)
+        self._log = log
         self.policy.order.attach(self._admission.num_cached_tokens)
         self._requests: dict[str, Request] = {}
         # With each plan the requests of its rows: an id may be given to another request meanwhile.
@@ -89,6 +94,9 @@ class Scheduler:
             self._requests[request.request_id] = request
             if self._charge is not None:
                 self._charge.on_arrival(request, now)
+            if self._log is not None:
+                reason = f"{request.num_prompt_tokens} prompt tokens, {len(self._waiting)} waiting before it came"
+                self._log.record(request.request_id, Decision(now, DecisionKind.QUEUED, reason))
             self._waiting.push(request)
 
     def _check_values(self, request: Request) -> None:
@@ -125,11 +133,13 @@ class Scheduler:
         Returns its last event, or None if no such request is live.
         """
         request = self._requests.get(request_id)
-        return None if request is None else self._finish(request, reason)
+        return None if request is None else self._finish(request, reason, now)
 
     def fail_all(self, error: str, now: float) -> tuple[Event, ...]:
         """End every request with an error, and forget the steps in flight: the device is gone."""
-        events = tuple(self._finish(request, FinishReason.ERROR, error) for request in list(self._requests.values()))
+        events = tuple(
+            self._finish(request, FinishReason.ERROR, now, error) for request in list(self._requests.values())
+        )
         while self._in_flight:
             self.pages.end_quarantine(self._in_flight.popleft()[0].step_id)
         return events
@@ -218,14 +228,14 @@ class Scheduler:
                 )
                 events.append(_new_tuple(Event, values))
                 continue
-            event = self._commit_row(request, row, outcome)
+            event = self._commit_row(request, row, outcome, now)
             if event is not None:
                 events.append(event)
         return tuple(events)
 
-    def _commit_row(self, request: Request, row: PlannedRow, outcome: RowResult) -> Event | None:
+    def _commit_row(self, request: Request, row: PlannedRow, outcome: RowResult, now: float) -> Event | None:
         if outcome.error is not None:
-            return self._finish(request, FinishReason.ERROR, outcome.error)
+            return self._finish(request, FinishReason.ERROR, now, outcome.error)
         if row.samples:
             if outcome.token_id is None:
                 raise InvariantError(f"a row of {row.request_id} should have drawn a token")
@@ -237,7 +247,7 @@ class Scheduler:
         reason = self._finish_reason(request, row)
         if reason is None and not row.samples and outcome.prompt_logprobs is None:
             return None
-        return self._finish(request, reason, None, outcome) if reason else self._event(request, outcome)
+        return self._finish(request, reason, now, None, outcome) if reason else self._event(request, outcome)
 
     def _finish_reason(self, request: Request, row: PlannedRow) -> FinishReason | None:
         outputs = request.output_token_ids
@@ -268,9 +278,16 @@ class Scheduler:
         )
 
     def _finish(
-        self, request: Request, reason: FinishReason, error: str | None = None, outcome: RowResult | None = None
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        error: str | None = None,
+        outcome: RowResult | None = None,
     ) -> Event:
         """End a request: out of the queue or off its slot, pages released."""
+        if self._log is not None:
+            self._log.record(request.request_id, Decision(now, DecisionKind.ENDED, reason.value))
         request.finish_reason = reason
         if self._charge is not None:
             self._charge.on_end(request)
@@ -293,6 +310,39 @@ class Scheduler:
             num_preemptions=self._running.num_preemptions,
             prefix_cache_queries=self._admission.num_queried_tokens,
             prefix_cache_hits=self._admission.num_hit_tokens,
+        )
+
+    def explain(self, request_id: str, now: float) -> Explanation | None:
+        """Why a request waits or was put back; None if nothing is known of it, or no log is kept.
+
+        Sorts the queue, so it takes milliseconds when thousands wait.
+        """
+        if self._log is None:
+            return None
+        decisions = self._log.decisions(request_id)
+        request = self._requests.get(request_id)
+        if request is None:
+            return explain_ended(request_id, decisions) if decisions else None
+        waits = request_id in self._waiting
+        order = [waiting.request_id for waiting in self._waiting] if waits else []
+        ahead = order.index(request_id) if waits else 0
+        obstacle = self._admission.obstacle
+        waited = (now - request.queued_at) if waits else request.admitted_at - request.queued_at
+        return Explanation(
+            request_id=request_id,
+            status=request.status.name.lower(),
+            summary=summarise(request, ahead, obstacle, decisions[-1] if decisions else None),
+            priority=request.priority,
+            waited_secs=waited,
+            position=ahead + 1 if waits else None,
+            num_waiting=len(self._waiting),
+            ahead=tuple(order[: min(ahead, NUM_AHEAD)]),
+            obstacle=obstacle.reason if obstacle is not None and waits else None,
+            num_computed_tokens=request.num_computed_tokens,
+            num_output_tokens=len(request.output_token_ids),
+            num_pages=len(request.page_ids),
+            num_preemptions=request.num_preemptions,
+            decisions=decisions,
         )
 
     def check(self) -> None:

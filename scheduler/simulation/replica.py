@@ -59,6 +59,16 @@ class Replica:
         self.scheduler.add_request(request, now)
         self._lengths[request.request_id] = output_length
 
+    def shorten(self, request_id: str, output_length: int) -> None:
+        """From now on the request stops after `output_length` tokens, or with its next one if it has drawn as many."""
+        if request_id in self._lengths:
+            self._lengths[request_id] = output_length
+
+    def abort(self, request_id: str, now: float) -> None:
+        """End a request in any state, if it is live."""
+        if self._lengths.pop(request_id, None) is not None:
+            self.scheduler.abort(request_id, now)
+
     def wake(self, now: float) -> float | None:
         """Start a step if the device is idle and there is one to run. Returns when that step ends, if one started."""
         if self._under_way is not None:
@@ -99,7 +109,8 @@ class Replica:
             num_kv += kv_length
             num_attended += count * kv_length
             if row[8]:
-                results.append(_STOPS if row[10] + 1 >= lengths[row[0]] else _GOES_ON)
+                # One that has ended meanwhile has no length; what its row draws is dropped.
+                results.append(_STOPS if row[10] + 1 >= lengths.get(row[0], 0) else _GOES_ON)
                 if count > 1:
                     num_prefill += count
             else:

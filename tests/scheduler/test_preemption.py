@@ -225,7 +225,7 @@ def test_a_result_of_an_earlier_attempt_is_stale_even_when_the_request_runs_agai
     driver = Driver(make_scheduler(), depth=1)
     driver.add(make_request("a", 9, 6))
     driver.plan()
-    driver.scheduler._running.put_back(driver.requests["a"], driver.now)
+    driver.scheduler._running.put_back(driver.requests["a"], driver.now, "of the test", None)
     assert [(row.request_id, row.attempt) for row in driver.plan().rows] == [("a", 1)]
     assert driver.commit() == ()
     driver.finish()
