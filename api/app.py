@@ -16,7 +16,7 @@ from api.edge import AsgiApp, Edge
 from api.logs import get_logger
 from api.protocol.errors import ApiError, InvalidRequestError
 from api.request_context import request_context
-from api.routes import operations
+from api.routes import admin, operations
 from api.server_state import ServerState
 
 logger = get_logger("api.app")
@@ -43,7 +43,7 @@ def create_app(
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.json.compact = True  # type: ignore[attr-defined]
-    for register in (operations.register, *(model_routes() if routes is None else routes)):
+    for register in (operations.register, admin.register, *(model_routes() if routes is None else routes)):
         register(app, state)
     _register_error_handlers(app)
 

@@ -12,7 +12,9 @@ from enum import Enum
 Headers = Sequence[tuple[bytes, bytes]]
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
-# Routes that tell of the server itself: an admin key opens these, and nothing else.
+# Under this only an admin key counts.
+ADMIN_PREFIX = "/admin/"
+# Routes that tell of the server itself: an admin key opens these too, and no others.
 OPERATIONS_ROUTES = frozenset({"/metrics", "/version", "/server_info", "/openapi.json"})
 
 
@@ -44,9 +46,20 @@ class Authenticator:
         if not presented:
             return Verdict.MISSING
         accepted = self._client_digests
-        if path in OPERATIONS_ROUTES:
+        if path.startswith(ADMIN_PREFIX):
+            accepted = self._admin_digests
+        elif path in OPERATIONS_ROUTES:
             accepted += self._admin_digests
         return Verdict.ALLOWED if _any_matches(presented, accepted) else Verdict.WRONG
+
+    def tenant(self, headers: Headers) -> str | None:
+        """A name for whose valid key a request carries, that tells nothing of the key; None without keys."""
+        if not self.is_required:
+            return None
+        for key in _presented_keys(headers):
+            if _any_matches([key], self._client_digests):
+                return f"key-{_digest(b'tenant' + _digest(key)).hex()[:12]}"
+        return None
 
 
 def _digest(key: bytes) -> bytes:

@@ -5,10 +5,14 @@ and defaults are the contract with operators; docs/configuration.md explains eac
 """
 
 import ipaddress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, SecretStr, field_validator, model_validator
+
+from scheduler import ConfigError, SchedulerConfig
+from scheduler.policies import BUNDLED, make_policy
 
 REDACTED = "<redacted>"
 MAX_SEED = 2**63
@@ -51,19 +55,60 @@ class ServiceTiers(_Section):
 class SchedulerSection(_Section):
     """Who runs, and how many at once."""
 
-    waiting_queue_policy: Literal["fcfs", "priority"] = Field(default="fcfs", description="order of service")
+    waiting_queue_policy: str = Field(
+        default="fcfs",
+        description=f"order of service: {', '.join(BUNDLED)}, or a policy that a package registers",
+    )
+    policy_options: dict[str, Any] = Field(default_factory=dict, description="the policy's own options")
+    shadow_policy: str | None = Field(
+        default=None, description="a second policy that runs on the live arrivals without effect, for its metrics"
+    )
+    shadow_policy_options: dict[str, Any] = Field(default_factory=dict, description="the shadow policy's own options")
+    capacity_policy: Literal["known_tokens", "reserve_to_completion"] = Field(
+        default="known_tokens", description="whom to admit: those that fit now, or that fit to their end"
+    )
     max_num_seqs: Count = Field(default=32, description="requests that run at once")
     max_num_batched_tokens: Count = Field(
         default=512, description="tokens of one step, prompt chunks and outputs together"
     )
     max_queue_size: int = Field(default=4096, ge=0, description="waiting requests beyond which the answer is 429")
     preempt_running: bool = Field(
-        default=True, description="priority policy: a waiting request may evict a strictly lower one"
+        default=True, description="priority and mlfq: a waiting request may evict a running one"
     )
     aging_per_second: Seconds = Field(
         default=0.01, description="priority policy: what a waiting request gains per second"
     )
     service_tiers: ServiceTiers = Field(default_factory=ServiceTiers)
+
+    @model_validator(mode="after")
+    def _policies_exist(self) -> Self:
+        try:
+            make_policy(self.limits())
+            if self.shadow_policy is not None:
+                make_policy(self.shadow_limits(self.limits()))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def limits(self, **others: Any) -> SchedulerConfig:
+        """What the scheduler is told. `others`: fields that other sections decide."""
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_queue_size=self.max_queue_size,
+            waiting_queue_policy=self.waiting_queue_policy,
+            policy_options=self.policy_options,
+            capacity_policy=self.capacity_policy,
+            preempt_running=self.preempt_running,
+            aging_per_second=self.aging_per_second,
+            **others,
+        )
+
+    def shadow_limits(self, limits: SchedulerConfig) -> SchedulerConfig:
+        """The same for the shadow policy, which must be set."""
+        if self.shadow_policy is None:
+            raise LookupError("there is no shadow policy")
+        return replace(limits, waiting_queue_policy=self.shadow_policy, policy_options=self.shadow_policy_options)
 
 
 class KvCacheSection(_Section):

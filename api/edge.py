@@ -98,6 +98,7 @@ class Edge:
         verdict = self._authenticator.check(scope["path"], scope["headers"])
         if verdict is not Verdict.ALLOWED:
             raise refusals.missing_key() if verdict is Verdict.MISSING else refusals.wrong_key()
+        context.tenant = self._authenticator.tenant(scope["headers"])
         context.route = self._route(scope["path"], context.method)
         is_call = context.method == "POST"
         if is_call or context.route not in OPEN_ROUTES | OPERATIONS_ROUTES:

@@ -17,7 +17,8 @@ from api.faults import ENGINE_STEP, Fault, FaultPoint, parse_action
 from api.logs import get_logger
 from api.server_state import ModelFacts, ServingEngine
 from model.progress import Progress
-from scheduler import Scheduler, SchedulerConfig
+from scheduler import Scheduler
+from scheduler.decisions import DecisionLog
 
 if TYPE_CHECKING:
     import jax
@@ -131,21 +132,13 @@ def _build_engine(
 ) -> "Engine":
     from model.engine import Engine
 
-    section = config.scheduler_config
-    scheduler = Scheduler(
-        SchedulerConfig(
-            max_num_seqs=section.max_num_seqs,
-            max_num_batched_tokens=section.max_num_batched_tokens,
-            max_model_len=config.max_model_len,
-            max_queue_size=section.max_queue_size,
-            waiting_queue_policy=section.waiting_queue_policy,
-            preempt_running=section.preempt_running,
-            aging_per_second=section.aging_per_second,
-            num_pages=runner.config.num_pages,
-            page_size=config.kv_cache_config.page_size,
-            enable_prefix_reuse=config.kv_cache_config.enable_prefix_reuse,
-        )
+    limits = config.scheduler_config.limits(
+        max_model_len=config.max_model_len,
+        num_pages=runner.config.num_pages,
+        page_size=config.kv_cache_config.page_size,
+        enable_prefix_reuse=config.kv_cache_config.enable_prefix_reuse,
     )
+    scheduler = Scheduler(limits, log=DecisionLog())
     return Engine(
         scheduler,
         runner,

@@ -40,6 +40,9 @@ def build() -> dict[str, Any]:
             "/version": _get("Version of the server"),
             "/server_info": _get("Versions, devices, model, configuration without keys"),
             "/openapi.json": _get("This document"),
+            "/admin/scheduler/requests/{id}": _get(
+                "Why a request waits or was put back; needs an admin key", parameters=[_MODEL_ID]
+            ),
             "/metrics": _get("Prometheus metrics", media="text/plain"),
             "/health": _get("Whether the process lives", is_open=True),
             "/ready": _get("Whether requests are taken", is_open=True),

@@ -27,6 +27,7 @@ class RequestContext:
         admitted: whether the engine has taken (part of) the call. Until then an error answer counts as a refusal.
         stream, num_choices, priority, prompt_tokens, completion_tokens, cached_tokens: None where they mean nothing.
         first_token_at: seconds of `time.monotonic`. finish_reasons: of the choices, in order.
+        tenant: whose key came with it, under a name that tells nothing of the key; None without keys.
         error_code: the `code` or `type` of the error envelope that was sent.
     """
 
@@ -43,6 +44,7 @@ class RequestContext:
     cached_tokens: int | None = None
     first_token_at: float | None = None
     finish_reasons: tuple[str, ...] = ()
+    tenant: str | None = None
     error_code: str | None = None
 
     def log_fields(self, now: float) -> dict[str, object]:

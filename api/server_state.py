@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from api.call_directory import CallDirectory
 from api.config import ServerConfig
 from api.generation.bridge import EventBridge
 from api.logs import RateLimitedWarnings
 from api.metrics import Metrics
 from model.engine_types import EngineState, EngineStats, StepRecord
 from scheduler import Event, FinishReason, Request
+from scheduler.decisions import Explanation
 
 if TYPE_CHECKING:
     from model.tokenizer import Tokenizer
@@ -54,6 +56,9 @@ class EngineMonitor(Protocol):
 
     def stats(self) -> EngineStats:
         """A snapshot of numbers."""
+
+    def explain(self, request_id: str) -> Explanation | None:
+        """Why a request waits or was put back; None if nothing is known of it."""
 
     def current_step_seconds(self) -> float:
         """How long the step under way has been running; 0 when none is."""
@@ -98,6 +103,7 @@ class ServerState:
     Attributes:
         config, limits, metrics: as configured. bridge: takes the engine's events to the event loop.
         warnings: for warnings that a client can provoke at will.
+        calls: which engine requests belong to the ids that clients see.
         model_name, model_names: what `model` in a request may be; empty until `attach`.
         num_open_requests: HTTP requests on routes that generate, begun and not ended.
         draining: set once, when the server stops taking requests.
@@ -110,6 +116,7 @@ class ServerState:
         self.metrics = metrics or Metrics()
         self.bridge = EventBridge()
         self.warnings = RateLimitedWarnings()
+        self.calls = CallDirectory()
         self.model_name = ""
         self.model_names: tuple[str, ...] = ()
         self.facts = ModelFacts("", "")

@@ -297,6 +297,7 @@ class Translator:
                 cache_salt=body.cache_salt,
                 read_prefix_cache=sampling.prompt_logprobs is None,
                 sampling=replace(sampling, choice=choice),
+                tenant=body.user,
             )
             index = prompt_index * body.n + choice
             tasks.append(

@@ -15,6 +15,7 @@ from model.results import PromptPiece
 from model.runner import Runner, StepHandle
 from model.step_timer import StepTimer
 from scheduler import Scheduler
+from scheduler.decisions import Explanation
 from scheduler.plan import Event
 from scheduler.request import FinishReason, Request
 
@@ -146,6 +147,11 @@ class Engine:
                 compilations=self._runner.compilations,
                 warm_up_is_complete=self._runner.warm_up_is_complete,
             )
+
+    def explain(self, request_id: str) -> Explanation | None:
+        """Why a request waits or was put back; None if nothing is known of it."""
+        with self._lock:
+            return self._scheduler.explain(request_id, self._clock())
 
     def check(self) -> None:
         """Check the scheduler's invariants. Raises InvariantError."""

@@ -52,6 +52,9 @@ async def answer(
     """
     serving_task = asyncio.current_task()
     assert serving_task is not None
+    if context.tenant is not None:  # a key cannot be forged, the field `user` can
+        for task in tasks:
+            task.request.tenant = context.tenant
     call = service.start_call(tasks, rules, body.stream_interval if body.stream else None)
     serving_task.add_done_callback(lambda _: _close(call, context))
     context.admitted = True
@@ -59,6 +62,7 @@ async def answer(
     context.num_choices = len(tasks)
     context.priority = tasks[0].request.priority
     heading = Heading(shape.id_prefix + secrets.token_hex(12), int(time.time()), body.model)
+    service.state.calls.note((context.request_id, heading.answer_id), [task.request.request_id for task in tasks])
     try:
         if not body.stream:
             await call.wait_until_over()

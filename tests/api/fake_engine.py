@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from model.engine_types import EngineDeadError, EngineState, EngineStats, StepRecord
 from model.sampling import SamplingParams, TokenLogprobs
 from scheduler import FinishReason, Request, Scheduler, SchedulerConfig
+from scheduler.decisions import DecisionLog, Explanation
 from scheduler.plan import Event, PlannedRow, RowResult, StepPlan, StepResult
 
 Script = Callable[[Request, int], int]
@@ -52,7 +53,7 @@ class FakeEngine:
         before_step: Callable[[], None] = lambda: None,
     ):
         self.script: Script = script or (lambda request, index: (sum(request.prompt_token_ids) + index) % vocab_size)
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, log=DecisionLog())
         self.vocab_size = vocab_size
         self.max_model_len = config.max_model_len
         self.kernel_name = "fake"
@@ -123,6 +124,11 @@ class FakeEngine:
                 compilations=self.compilations,
                 warm_up_is_complete=True,
             )
+
+    def explain(self, request_id: str) -> Explanation | None:
+        """Why a request waits."""
+        with self._work:
+            return self.scheduler.explain(request_id, time.monotonic())
 
     def check(self) -> None:
         """Check the scheduler's invariants."""

@@ -98,6 +98,23 @@ def test_an_admin_key_opens_operations_and_nothing_else(client: httpx.Client) ->
     assert client.get("/v1/models/x", headers=bearer(ADMIN)).status_code == 401
 
 
+def test_admin_routes_need_an_admin_key(client: httpx.Client) -> None:
+    path = "/admin/scheduler/requests/x"
+    assert client.get(path, headers=bearer(KEY)).status_code == 401
+    assert client.get(path, headers=bearer(ADMIN)).status_code == 404
+    only_clients = Authenticator([KEY])
+    assert only_clients.check(path, [(b"x-api-key", KEY.encode())]) is Verdict.WRONG
+
+
+def test_a_key_names_a_tenant_and_tells_nothing_of_itself() -> None:
+    keys = Authenticator([KEY, "second"], [ADMIN])
+    names = [keys.tenant([(b"x-api-key", key.encode())]) for key in (KEY, "second", "wrong", ADMIN)]
+    assert names[0] != names[1]
+    assert names[2:] == [None, None]
+    assert KEY not in str(names[0])
+    assert Authenticator().tenant([(b"x-api-key", b"second")]) is None
+
+
 def test_a_refused_caller_is_not_read(server: Served) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n"
     answer = server.exchange(head, wait_secs=2)

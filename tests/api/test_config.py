@@ -131,7 +131,6 @@ def test_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
         ("scheduler_config.max_num_seqs=0", "greater than or equal to 1, not 0"),
         ("scheduler_config.max_num_seqs=many", "valid integer, not 'many'"),
         ("scheduler_config.max_num_seqs=1.5", "valid integer, not 1.5"),
-        ("scheduler_config.waiting_queue_policy=lifo", "'fcfs' or 'priority', not 'lifo'"),
         ("scheduler_config.service_tiers.flex=1.5", "less than or equal to 1"),
         ("engine_stall_secs=.nan", "finite"),
         ("drain_timeout_secs=true", "valid number"),
@@ -287,3 +286,19 @@ def test_print_config_and_exit_codes(tmp_path: Path) -> None:
     assert bad.stderr.count("\n") == 1
     assert "did you mean 'model'?" in bad.stderr
     assert run("--port", "many").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        (["waiting_queue_policy=lifo"], "unknown waiting_queue_policy 'lifo'; known: fcfs, priority, sjf"),
+        (["waiting_queue_policy=fare"], "did you mean 'fair'?"),
+        (["shadow_policy=lifo"], "unknown waiting_queue_policy 'lifo'"),
+        (["policy_options={speed: 2}"], "policy 'fcfs' has no option 'speed'; it has none"),
+        (["waiting_queue_policy=sjf", "policy_options={aging: 1}"], "it has aging_tokens_per_second, prefill_weight"),
+        (["waiting_queue_policy=sjf", "policy_options={prefill_weight: -1}"], "prefill_weight must not be negative"),
+    ],
+)
+def test_policies_are_checked_before_anything_is_loaded(settings: list[str], part: str) -> None:
+    arguments = [word for setting in settings for word in ("--set", f"scheduler_config.{setting}")]
+    assert part in refused(arguments)
