@@ -52,7 +52,7 @@ class Simulator:
         self._record_steps = record_steps
         self._pipelined = pipelined
         self._now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, bool, int, Callable[[], None]]] = []
         self._num_events = 0
         self._requests: dict[str, Request] = {}
         self._outcomes: dict[str, Outcome] = {}
@@ -73,7 +73,7 @@ class Simulator:
         arrivals = self._workload.arrivals()
         self._await_arrival(arrivals)
         while self._events:
-            time, _, action = heapq.heappop(self._events)
+            time, _, _, action = heapq.heappop(self._events)
             if time > self._until:
                 break
             self._now = time
@@ -111,9 +111,9 @@ class Simulator:
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def _at(self, time: float, action: Callable[[], None]) -> None:
+    def _at(self, time: float, action: Callable[[], None], is_last: bool = False) -> None:
         self._num_events += 1
-        heapq.heappush(self._events, (max(time, self._now), self._num_events, action))
+        heapq.heappush(self._events, (max(time, self._now), is_last, self._num_events, action))
 
     def _await_arrival(self, arrivals: Iterator[Arrival]) -> None:
         arrival = next(arrivals, None)
@@ -132,11 +132,10 @@ class Simulator:
         self._num_open += 1
         index = self._entry_router.choose(arrival, self._entry)
         disaggregated = self._generation is not self._entry
-        bound = arrival.max_new_tokens or arrival.output_length
         request = Request(
             arrival.request_id,
             self._prompt(arrival),
-            1 if disaggregated else bound,
+            1 if disaggregated else _bound(arrival),
             arrival_time=self._now,
             priority=arrival.priority,
             tenant=arrival.tenant,
@@ -153,7 +152,8 @@ class Simulator:
             self._end(outcome, "refused")
             return
         self._requests[request.request_id] = request
-        self._schedule_end(replica, replica.wake(self._now))
+        # After whatever else happens at this moment, so that requests that come together start together.
+        self._at(self._now, lambda: self._schedule_end(replica, replica.wake(self._now)), is_last=True)
 
     def _schedule_end(self, replica: Replica, ends_at: float | None) -> None:
         if ends_at is not None:
@@ -183,7 +183,8 @@ class Simulator:
             if self._generation is not self._entry and outcome.arrival.output_length > 1:
                 self._transfer(replica, outcome, request)
                 return
-        reason = FinishReason.STOP if event.finish_reason is FinishReason.STOP else FinishReason.LENGTH
+        arrival = outcome.arrival
+        reason = FinishReason.STOP if _bound(arrival) > arrival.output_length else FinishReason.LENGTH
         self._end(outcome, reason.value)
 
     def _transfer(self, replica: Replica, outcome: Outcome, request: Request) -> None:
@@ -199,11 +200,10 @@ class Simulator:
     def _generate(self, outcome: Outcome, done: Request) -> None:
         arrival = outcome.arrival
         index = self._generation_router.choose(arrival, self._generation)
-        bound = arrival.max_new_tokens or arrival.output_length
         request = Request(
             arrival.request_id,
             (*done.prompt_token_ids, *done.output_token_ids),
-            bound - 1,
+            _bound(arrival) - 1,
             arrival_time=arrival.time,
             priority=arrival.priority,
             tenant=arrival.tenant,
@@ -239,3 +239,8 @@ class Simulator:
         self._num_unique += 1
         start = _UNIQUE_TOKENS + self._num_unique * (1 << 20)
         return (*ids, *range(start, start + missing))
+
+
+def _bound(arrival: Arrival) -> int:
+    """Tokens that the client allows."""
+    return arrival.output_length if arrival.max_new_tokens is None else arrival.max_new_tokens
