@@ -175,6 +175,8 @@ class Admission:
                 self.num_hit_tokens += num_cached
         self._pages.share(cached)
         request.num_registered_pages = len(cached)
+        if self._config.enable_prefix_reuse:
+            request.next_registration = (len(cached) + 1) * self._config.page_size
         computed = num_cached
         if request.status is RequestStatus.WAITING:
             computed = max(num_cached, min(request.num_transferred_tokens, request.num_known_tokens - 1))

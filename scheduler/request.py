@@ -6,6 +6,7 @@ Built by `api/` (or a simulation), changed only by `Scheduler`. Everyone else re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from math import inf
 
 
 class RequestStatus(IntEnum):
@@ -58,7 +59,7 @@ class Request:
         num_pending_tokens: sampled by steps in flight, not yet known to the host (at most one a step).
         num_cached_tokens: prompt tokens found in the prefix cache when the request first started.
         page_ids: pages in order of position. slot: its row of device state while running, else None.
-        attempt: raised at each preemption, so that results of an earlier attempt are recognisably stale.
+        attempt: raised at each preemption and at the end, so that results of an earlier attempt are recognisably stale.
         num_preemptions: how often it was put back. num_lost_tokens: positions computed in vain because of that, less
             those found in the prefix cache when it started again.
         sequence: order of being added; breaks ties. admitted_at: when it last started to run; first_started_at: when
@@ -67,7 +68,8 @@ class Request:
             request is the time that it has waited. admitted_key: the queue's key for it when it last started.
         running_key: its place among the running, fixed when it last started.
         page_digests: chain digests of its full pages, as far as they were needed. num_registered_pages: how many of
-            them are known to the prefix index. last_step: id of the last step that it was planned in.
+            them are known to the prefix index; next_registration: known tokens at which the next one is full, infinite
+            if none is to be indexed. last_step: id of the last step that it was planned in.
     """
 
     request_id: str
@@ -103,6 +105,7 @@ class Request:
     running_key: float = field(default=0.0, init=False)
     page_digests: list[bytes] = field(default_factory=list, init=False)
     num_registered_pages: int = field(default=0, init=False)
+    next_registration: float = field(default=inf, init=False)
     last_step: int = field(default=0, init=False)
     page_ids_snapshot: tuple[int, ...] = field(default=(), init=False)
 

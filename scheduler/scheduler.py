@@ -197,35 +197,29 @@ class Scheduler:
             raise InvariantError("the result does not belong to the plan")
         _, requests = self._in_flight.popleft()
         self.pages.end_quarantine(plan.step_id)
-        charge, page_size = self._charge, self.config.page_size
+        charge = self._charge
         events: list[Event] = []
         for request, row, outcome in zip(requests, plan.rows, result.rows, strict=True):
-            if request.attempt != row.attempt or request.status is not RequestStatus.RUNNING:
+            if request.attempt != row.attempt:
                 continue
             token_id, logprobs, prompt_logprobs, error = outcome
             if charge is not None and error is None:
                 charge.on_computed(request, len(row.token_ids), row.samples)
             outputs = request.output_token_ids
+            num_outputs = len(outputs)
             # Most rows draw a token that neither ends the request nor fills a page; these lines are for them.
             if (
                 token_id is not None
                 and error is None
-                and len(outputs) + 1 < request.max_new_tokens
+                and num_outputs + 1 < request.max_new_tokens
                 and token_id not in request.stop_token_ids
+                and row.num_prompt_tokens + num_outputs < request.next_registration
                 and row.samples
-                and (row.token_start + len(row.token_ids)) // page_size <= request.num_registered_pages
             ):
                 request.num_pending_tokens -= 1
                 outputs.append(token_id)
-                values = (
-                    request.request_id,
-                    token_id,
-                    logprobs,
-                    prompt_logprobs,
-                    None,
-                    request.num_cached_tokens,
-                    None,
-                )
+                cached = request.num_cached_tokens
+                values = (request.request_id, token_id, logprobs, prompt_logprobs, None, cached, None)
                 events.append(_new_tuple(Event, values))
                 continue
             event = self._commit_row(request, row, outcome, now)
@@ -265,6 +259,7 @@ class Scheduler:
         for index in range(request.num_registered_pages, num_full_pages):
             self.pages.register(request.page_ids[index], request.page_digests[index])
         request.num_registered_pages = num_full_pages
+        request.next_registration = (num_full_pages + 1) * self.config.page_size
 
     def _event(self, request: Request, outcome: RowResult, reason: FinishReason | None = None) -> Event:
         return Event(
@@ -294,6 +289,7 @@ class Scheduler:
         if not self._waiting.remove(request.request_id):
             self._running.leave(request)
         request.status = RequestStatus.FINISHED
+        request.attempt += 1
         request.num_pending_tokens = 0
         del self._requests[request.request_id]
         return self._event(request, outcome or RowResult(None, error=error), reason)
