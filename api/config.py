@@ -136,6 +136,15 @@ class KvTransferSection(_Section):
     max_inflight_bytes: Count = Field(default=268435456, description="bytes that may be under way at once")
 
 
+class RecordingSection(_Section):
+    """A recording of the real run; see docs/recording.md."""
+
+    path: str | None = Field(
+        default=None, min_length=1, description="an empty folder that a recording of the run goes to; null: none"
+    )
+    max_bytes: Count = Field(default=1 << 30, description="size at which the recording stops")
+
+
 class FaultSpec(_Section):
     """One fault to inject; see docs/faults.md."""
 
@@ -188,6 +197,7 @@ class ServerConfig(_Section):
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="auto: console on a terminal, else JSON"
     )
+    recording: RecordingSection = Field(default_factory=RecordingSection)
     kv_transfer: KvTransferSection = Field(default_factory=KvTransferSection)
     disagg: dict[str, Any] | None = Field(default=None, description="context and generation meshes in one process")
     hostname: str | None = Field(default=None, description="front end: address to listen on")

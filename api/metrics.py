@@ -194,7 +194,7 @@ class Metrics:
     def on_step(self, record: StepRecord) -> None:
         """The engine's step listener."""
         if self._instruments is not None:
-            self._instruments.iteration_tokens.observe(record.num_tokens)
+            self._instruments.iteration_tokens.observe(record.shape.num_tokens)
             self._instruments.step_time.observe(max(0.0, record.duration_secs))
 
     def meter(self, request: Request) -> RequestMeter:

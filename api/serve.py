@@ -71,7 +71,11 @@ def _run(launch: Launch, listener: socket.socket) -> int:
 
     # Times of creation, which nobody asked for, would add a third to every scrape.
     prometheus_client.disable_created_metrics()
-    supervisor = Supervisor(launch, listener)
+    try:
+        supervisor = Supervisor(launch, listener)
+    except ConfigError as error:
+        print(f"bad configuration: {error}", file=sys.stderr)
+        return EXIT_BAD_CONFIG
     handled = (signal.SIGTERM, signal.SIGINT)
     previous = {number: signal.signal(number, _SignalHandler(supervisor)) for number in handled}
     try:

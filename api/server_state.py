@@ -15,6 +15,7 @@ from api.config import ServerConfig
 from api.generation.bridge import EventBridge
 from api.logs import RateLimitedWarnings
 from api.metrics import Metrics
+from api.recording import Recording
 from model.engine_types import EngineState, EngineStats, StepRecord
 from scheduler import Event, FinishReason, Request
 from scheduler.decisions import Explanation
@@ -102,7 +103,7 @@ class ServerState:
 
     Attributes:
         config, limits, metrics: as configured. bridge: takes the engine's events to the event loop.
-        warnings: for warnings that a client can provoke at will.
+        recording: takes the run down, or None. warnings: for warnings that a client can provoke at will.
         calls: which engine requests belong to the ids that clients see.
         model_name, model_names: what `model` in a request may be; empty until `attach`.
         num_open_requests: HTTP requests on routes that generate, begun and not ended.
@@ -110,8 +111,15 @@ class ServerState:
         created: seconds since the epoch. started_at: seconds of `time.monotonic`.
     """
 
-    def __init__(self, config: ServerConfig, metrics: Metrics | None = None, limits: Limits | None = None):
+    def __init__(
+        self,
+        config: ServerConfig,
+        metrics: Metrics | None = None,
+        limits: Limits | None = None,
+        recording: Recording | None = None,
+    ):
         self.config = config
+        self.recording = recording
         self.limits = limits or Limits(request_timeout_secs=config.request_timeout_secs)
         self.metrics = metrics or Metrics()
         self.bridge = EventBridge()
@@ -147,7 +155,15 @@ class ServerState:
         return self._engine is not None
 
     def attach(self, engine: ServingEngine, tokenizer: "Tokenizer", facts: ModelFacts) -> None:
-        """Give the server its model. `facts.name` is what it is called unless the configuration says otherwise."""
+        """Give the server its model. `facts.name` is what it is called unless the configuration says otherwise.
+
+        Raises:
+            ConfigError: the recording cannot be begun.
+        """
+        if self.recording is not None:
+            model_name = self.config.served_model_name or facts.name
+            self.recording.begin(model_name, facts.device, engine.stats().scheduler.num_pages)
+            engine.add_step_listener(self.recording.on_step)
         self.model_name = self.config.served_model_name or facts.name
         self.model_names = (self.model_name,)
         self.facts = facts

@@ -24,6 +24,7 @@ from api.http_protocol import LimitedHttpProtocol
 from api.launch import Launched
 from api.logs import get_logger
 from api.progress import BarProgress, LoggedProgress, make_progress
+from api.recording import open_recording
 from api.server_state import ServerState
 from model.engine_types import EngineState
 from model.errors import ModelError
@@ -60,12 +61,16 @@ class Supervisor:
         build: Callable[..., Launched] = launching.build,
         routes: Sequence[Register] | None = None,
     ):
-        """`build` and `routes` are for tests: what makes the engine, and what registers the routes that use it."""
+        """`build` and `routes` are for tests: what makes the engine, and what registers the routes that use it.
+
+        Raises:
+            ConfigError: the folder for the recording cannot be used.
+        """
         self._config: ServerConfig = launch.config
         self._listener = listener
         self._port: int = listener.getsockname()[1]
         self._build = build
-        self.state = ServerState(launch.config)
+        self.state = ServerState(launch.config, recording=open_recording(launch.config))
         self._app = create_app(self.state, launch.client_keys, routes)
         self._needs_key = bool(launch.client_keys)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -222,7 +227,7 @@ class Supervisor:
         return True
 
     async def _close(self, server: _HttpServer, serving: "asyncio.Task[None]") -> None:
-        """Close the port and what is still open on it, and stop the engine; bounded."""
+        """Close the port and what is still open on it, stop the engine, complete the recording; bounded."""
         self.state.begin_drain()
         server.should_exit = True
         with contextlib.suppress(TimeoutError, Exception, SystemExit):
@@ -232,6 +237,8 @@ class Supervisor:
             if transport is not None:
                 transport.abort()
         await self._stop_engine()
+        if self.state.recording is not None:
+            await asyncio.to_thread(self.state.recording.close)
 
     async def _stop_engine(self) -> None:
         """End the engine's loop, once; open requests end with an error. One that hangs is left behind."""

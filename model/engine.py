@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from model.engine_types import EngineDeadError, EngineState, EngineStats, StepRecord
+from model.engine_types import EngineDeadError, EngineState, EngineStats, StepRecord, step_shape
 from model.results import PromptPiece
 from model.runner import Runner, StepHandle
 from model.step_timer import StepTimer
@@ -232,13 +232,14 @@ class Engine:
     def _finish(self, handle: StepHandle) -> None:
         """Wait for a step, commit it and hand out its events."""
         result = self._runner.collect(handle)
+        after_idle = self._timer.was_idle_before(handle)
         duration, finished_at = self._timer.finished(handle)
         with self._lock:
             self._steps += 1
             self._step_started = self._clock() if self._scheduler.num_in_flight > 1 else None
             self._deliver(self._scheduler.commit(handle.plan, result, self._clock()))
         self._on_step_done()
-        self._notify_listeners(handle, duration, finished_at)
+        self._notify_listeners(handle, duration, finished_at, after_idle)
 
     def _deliver(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -249,18 +250,17 @@ class Engine:
                 del self._subscribers[event.request_id]
             subscriber.sink(event if event.prompt_logprobs is None else _without_repeats(event, subscriber))
 
-    def _notify_listeners(self, handle: StepHandle, duration: float, finished_at: float) -> None:
+    def _notify_listeners(self, handle: StepHandle, duration: float, finished_at: float, after_idle: bool) -> None:
         if not self._listeners:
             return
-        rows = handle.plan.rows
         record = StepRecord(
             step_id=handle.plan.step_id,
-            num_rows=len(rows),
-            num_tokens=handle.plan.num_tokens,
+            shape=step_shape(handle.plan),
             num_padded_tokens=handle.layout.num_tokens,
-            num_prefill_tokens=sum(len(row.token_ids) for row in rows if not row.num_output_tokens),
+            num_padded_rows=handle.layout.num_rows,
             duration_secs=duration,
             finished_at=finished_at,
+            started_after_idle=after_idle,
         )
         for listener in self._listeners:
             try:

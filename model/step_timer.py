@@ -40,6 +40,10 @@ class StepTimer:
                 return
             time.sleep(min(left, POLL_SECS))
 
+    def was_idle_before(self, handle: StepHandle) -> bool:
+        """Whether the device had nothing to do when the step was handed to it. Ask before `finished`."""
+        return handle.started_at >= self._free_at
+
     def finished(self, handle: StepHandle) -> tuple[float, float]:
         """A step's results are there: (seconds that it took, when it ended)."""
         ended_at = self._clock() if self._seen_done_at is None else self._seen_done_at

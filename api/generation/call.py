@@ -16,6 +16,7 @@ from api.generation.choice import ChoiceRules, ChoiceStream
 from api.generation.detokenize import TokenTables
 from api.metrics import Metrics, RequestMeter
 from api.protocol.errors import ApiError, InternalError, RequestTimeoutError, UnavailableError
+from api.recording import MeteredAndRecorded, Recording
 from api.server_state import RequestEngine
 from scheduler import Event, FinishReason, Request
 
@@ -64,10 +65,11 @@ class GenerationCall:
         metrics: Metrics,
         tables: TokenTables,
         interval: int | None,
+        recording: Recording | None = None,
     ):
         """`interval`: a choice is due after so many tokens (and its first); None when only the whole answer counts."""
         self.failure: ApiError | None = None
-        self.choices = [Choice(choice, tables, metrics.meter(choice.request)) for choice in planned]
+        self.choices = [Choice(choice, tables, _meter(choice.request, metrics, recording)) for choice in planned]
         self._requests = [choice.request for choice in planned]
         self._engine = engine
         self._metrics = metrics
@@ -199,3 +201,8 @@ class GenerationCall:
             if not choice.is_due:
                 choice.is_due = True
                 self._due.append(choice)
+
+
+def _meter(request: Request, metrics: Metrics, recording: Recording | None) -> RequestMeter:
+    meter = metrics.meter(request)
+    return meter if recording is None else MeteredAndRecorded(meter, recording.recorder(request))

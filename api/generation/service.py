@@ -83,6 +83,7 @@ class GenerationService:
             metrics=state.metrics,
             tables=self.tables,
             interval=interval,
+            recording=state.recording,
         )
         try:
             call.submit(state.limits.request_timeout_secs)

@@ -4,19 +4,17 @@ Registered by `api/app.py`. None of them needs a model, so that they answer whil
 """
 
 import asyncio
-import platform
 import time
 from functools import cache
-from importlib import metadata
 
 from quart import Quart, Response, jsonify, request
 
 from api import refusals
+from api.config import REDACTED, ServerConfig
 from api.server_state import ServerState
-from api.version import VERSION
+from api.version import VERSION, package_versions
 
 RETRY_AFTER_SECS = 2
-REPORTED_PACKAGES = ("jax", "jaxlib", "flax", "quart", "uvicorn", "tokenizers", "pydantic")
 
 
 def register(app: Quart, server: ServerState) -> None:
@@ -60,33 +58,31 @@ def register(app: Quart, server: ServerState) -> None:
 
 
 @cache
-def _versions() -> dict[str, str]:
-    versions = {"twinmesh": VERSION, "python": platform.python_version()}
-    for name in REPORTED_PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-@cache
 def _openapi() -> dict[str, object]:
     from api.openapi import build
 
     return dict(build())
 
 
+def _shown_config(config: ServerConfig) -> dict[str, object]:
+    """The configuration without what is nobody's business: keys, and where a recording lies."""
+    shown = config.redacted()
+    if config.recording.path is not None:
+        shown["recording"]["path"] = REDACTED
+    return shown
+
+
 def _server_info(server: ServerState) -> dict[str, object]:
     info: dict[str, object] = {
-        "versions": _versions(),
+        "versions": package_versions(),
         "model": server.model_name or None,
         "device": server.facts.device or None,
         "ready": server.is_ready(),
         "not_ready_reason": server.not_ready_reason(),
         "uptime_seconds": round(time.monotonic() - server.started_at, 3),
         "open_requests": server.num_open_requests,
-        "config": server.config.redacted(),
+        "recording": server.recording is not None and server.recording.is_on,
+        "config": _shown_config(server.config),
     }
     info |= {section: dict(values) for section, values in server.facts.details.items()}
     if server.is_attached:

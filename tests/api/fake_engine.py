@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from model.engine_types import EngineDeadError, EngineState, EngineStats, StepRecord
+from model.engine_types import EngineDeadError, EngineState, EngineStats, StepRecord, step_shape
 from model.sampling import SamplingParams, TokenLogprobs
 from scheduler import FinishReason, Request, Scheduler, SchedulerConfig
 from scheduler.decisions import DecisionLog, Explanation
@@ -205,10 +205,9 @@ class FakeEngine:
         finished_at = time.monotonic()
         record = StepRecord(
             step_id=plan.step_id,
-            num_rows=len(plan.rows),
-            num_tokens=plan.num_tokens,
+            shape=step_shape(plan),
             num_padded_tokens=plan.num_tokens,
-            num_prefill_tokens=sum(row.num_tokens for row in plan.rows if not row.num_output_tokens),
+            num_padded_rows=len(plan.rows),
             duration_secs=finished_at - started_at,
             finished_at=finished_at,
         )

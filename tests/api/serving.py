@@ -25,6 +25,7 @@ from api.config_loading import resolve
 from api.faults import ENGINE_STEP
 from api.http_protocol import LimitedHttpProtocol
 from api.launch import Launched, fault_point
+from api.recording import open_recording
 from api.request_context import request_context
 from api.server_state import Limits, ModelFacts, ServerState
 from scheduler import Event, FinishReason, Request
@@ -100,7 +101,8 @@ def make_server(
     attach: bool = True,
 ) -> tuple[Quart, ServerState, FakeEngine]:
     """An application whose engine runs."""
-    state = ServerState(config or resolve({}), limits=limits)
+    config = config or resolve({})
+    state = ServerState(config, limits=limits, recording=open_recording(config))
     engine = engine or FakeEngine(on_step_done=state.bridge.flush)
     app = create_app(state, client_keys, routes)
     if attach:
@@ -171,6 +173,8 @@ def served(**options: Any) -> Iterator[Served]:
         server.should_exit = True
         thread.join(10)
         engine.stop()
+        if state.recording is not None:
+            state.recording.close()
 
 
 def _main() -> None:

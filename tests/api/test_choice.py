@@ -36,7 +36,7 @@ def logprobs(token_id: int) -> TokenLogprobs:
 def events(token_ids: Sequence[int], reason: FinishReason = FinishReason.LENGTH) -> list[Event]:
     """One event a token; the last one ends the request."""
     ordinary = [Event("r", token_id, logprobs(token_id), num_cached_tokens=3) for token_id in token_ids]
-    ordinary[-1] = replace(ordinary[-1], finish_reason=reason)
+    ordinary[-1] = ordinary[-1]._replace(finish_reason=reason)
     return ordinary
 
 

@@ -14,6 +14,7 @@ from api.metrics import Metrics, priority_class
 from api.server_state import ServerState
 from model.engine_types import EngineStats, StepRecord
 from scheduler import FinishReason, Request
+from scheduler.simulation.records import StepShape
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import Served, served
 
@@ -126,7 +127,7 @@ def test_a_request_from_arrival_to_end(metrics: Metrics) -> None:
 
 
 def test_steps(metrics: Metrics) -> None:
-    metrics.on_step(StepRecord(1, 2, 64, 64, 62, 0.25, 10.0))
+    metrics.on_step(StepRecord(1, StepShape(2, 64, 62, 80, 2000), 64, 2, 0.25, 10.0))
     values = scrape(metrics)
     assert (values["iteration_tokens_sum"], values["step_time_seconds_sum"]) == (64, 0.25)
 
@@ -134,7 +135,7 @@ def test_steps(metrics: Metrics) -> None:
 def test_nothing_raises_and_nothing_goes_down(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     metrics.on_received(-5, -7)
     metrics.on_received("many", None)  # type: ignore[arg-type]
-    metrics.on_step(StepRecord(1, 1, 1, 1, 1, -3.0, 0.0))
+    metrics.on_step(StepRecord(1, StepShape(1, 1, 1, 1, 1), 1, 1, -3.0, 0.0))
     metrics.on_step(None)  # type: ignore[arg-type]
     meter = metrics.meter(Request("a", [1], 4, arrival_time=1000.0))
     meter.on_tokens(1, 10.0)

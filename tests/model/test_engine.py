@@ -10,6 +10,7 @@ import pytest
 from model.engine_types import EngineDeadError, EngineState
 from model.mesh import make_mesh
 from scheduler import FinishReason, NeverFitsError
+from scheduler.simulation.records import StepShape
 from tests.model.engines import TINY, Client, make_engine, random_params
 
 # Programs may have to be compiled first.
@@ -232,3 +233,21 @@ def test_kv_is_updated_in_place(client):
         assert program.memory_analysis().alias_size_in_bytes >= kv_bytes
         copies = [line for line in program.as_text().splitlines() if " copy(" in line and shape in line]
         assert copies == []
+
+
+def test_every_step_is_reported_with_its_shape():
+    records = []
+    with Client(make_engine(enable_prefix_reuse=False)) as client:
+        client.engine.add_step_listener(records.append)
+        client.ask([1, 2, 3], max_tokens=4)
+        client.ask(PROMPTS[-1], PROMPTS[5], max_tokens=6)
+    assert [record.step_id for record in records] == list(range(1, client.engine.stats().steps + 1))
+    assert records[0].shape == StepShape(1, 3, 3, 3, 9)
+    assert [record.shape for record in records[1:4]] == [StepShape(1, 1, 0, kv, kv) for kv in (4, 5, 6)]
+    assert sum(record.shape.num_prefill_tokens for record in records) == 3 + 40 + 8
+    assert records[0].started_after_idle
+    assert not all(record.started_after_idle for record in records)
+    for record in records:
+        assert record.num_padded_tokens >= record.shape.num_tokens
+        assert record.num_padded_rows >= record.shape.num_rows
+        assert record.duration_secs > 0

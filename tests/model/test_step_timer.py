@@ -63,3 +63,19 @@ def test_duration_is_counted_from_when_the_device_was_free(monkeypatch):
     duration, ended_at = timer.finished(second)
     assert abs(duration - 0.1) < 1e-6
     assert ended_at == device.now
+
+
+def test_whether_the_device_was_idle_before_a_step(monkeypatch):
+    device = FakeDevice(monkeypatch)
+    timer = StepTimer(clock=lambda: device.now)
+    first = device.step(0.1)
+    device.sleep(0.05)
+    second = device.step(0.1)
+    device.sleep(0.05)
+    assert timer.was_idle_before(first)
+    timer.finished(first)
+    assert not timer.was_idle_before(second)
+    device.sleep(0.1)
+    timer.finished(second)
+    device.sleep(0.001)
+    assert timer.was_idle_before(device.step(0.1))
