@@ -17,7 +17,7 @@ from scheduler.simulation.replica import Replica
 from scheduler.simulation.routers import Router, make_router
 from scheduler.simulation.topology import Disaggregated, Pool, Topology, Unified
 
-_UNIQUE_TOKENS = 1 << 40
+_UNIQUE_TOKENS = 1 << 60
 _PROGRESS_EVERY = 256
 
 Predictor = Callable[[Arrival], float | None]
