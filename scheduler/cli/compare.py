@@ -17,7 +17,6 @@ from scheduler.errors import ConfigError
 from scheduler.reports import Objectives, Summary, comparison_table, summarise
 from scheduler.reports import compare as compare_runs
 
-
 # What a terminal has room for.
 COLUMNS = ("requests_per_sec", "ttft_p50_secs", "ttft_p99_secs", "itl_p99_secs", "e2e_mean_secs", "preemptions")
 
