@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Simulate and print. Raises ConfigError or OSError."""
     folder = Path(options.recording)
-    config, recorded_policy = _recorded_config(folder)
+    config, recorded_policy = recorded_config(folder)
     if options.max_num_seqs is not None:
         config = replace(config, max_num_seqs=options.max_num_seqs)
     policies = parse_policies(options.policies) if options.policies else (recorded_policy,)
@@ -105,7 +105,7 @@ def _cost(given: str | None, folder: Path) -> StoredCost:
     return load_cost(given) if given else fit_cost(read_samples(steps_of(str(folder)))).model
 
 
-def _recorded_config(folder: Path) -> tuple[SchedulerConfig, PolicyChoice]:
+def recorded_config(folder: Path) -> tuple[SchedulerConfig, PolicyChoice]:
     path = folder / "about.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
