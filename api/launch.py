@@ -23,6 +23,7 @@ from scheduler.decisions import DecisionLog
 if TYPE_CHECKING:
     import jax
 
+    from model.config import ModelConfig
     from model.engine import Engine
     from model.runner import Runner
     from model.tokenizer import Tokenizer
@@ -57,9 +58,19 @@ def build(config: ServerConfig, on_step_done: Callable[[], None], progress: Prog
     use_compilation_cache(cache_dir / "compiled")
     mesh = make_mesh(tp=config.mesh.tp, dp=config.mesh.dp, ep=config.mesh.ep, devices=config.mesh.devices)
     progress.finish()
-    loaded = resolve_and_load(config.model, dtype=config.dtype, cache_dir=cache_dir, mesh=mesh, progress=progress)
-    _check_fits(config, loaded)
-    runner = _build_runner(config, loaded, mesh)
+    runners: list[Runner] = []
+
+    def prepare(model: "ModelConfig", tokenizer: "Tokenizer") -> None:
+        # Programs are compiled, or read from the cache, while the weights are read.
+        _check_fits(config, model)
+        runners[:] = [_build_runner(config, model, tokenizer.vocab_size, mesh)]
+        runners[0].begin_warm_up()
+
+    loaded = resolve_and_load(
+        config.model, dtype=config.dtype, cache_dir=cache_dir, mesh=mesh, progress=progress, on_known=prepare
+    )
+    (runner,) = runners
+    runner.load(loaded.params)
     engine = _build_engine(config, runner, on_step_done, progress)
     return Launched(engine, engine.start, loaded.tokenizer, _facts(config, loaded, engine, runner, mesh))
 
@@ -94,15 +105,17 @@ def _processor_digest() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _check_fits(config: ServerConfig, loaded: "LoadedModel") -> None:
-    longest = loaded.config.max_position_embeddings
+def _check_fits(config: ServerConfig, model: "ModelConfig") -> None:
+    longest = model.max_position_embeddings
     if config.max_model_len > longest:
         raise ConfigError(
-            f"max_model_len: {config.max_model_len} is more than the {longest} that {loaded.name} was made for"
+            f"max_model_len: {config.max_model_len} is more than the {longest} that {config.model} was made for"
         )
 
 
-def _build_runner(config: ServerConfig, loaded: "LoadedModel", mesh: "jax.sharding.Mesh | None") -> "Runner":
+def _build_runner(
+    config: ServerConfig, model: "ModelConfig", vocab_size: int, mesh: "jax.sharding.Mesh | None"
+) -> "Runner":
     import jax.numpy as jnp
 
     from model.kv_cache import default_num_pages
@@ -112,7 +125,7 @@ def _build_runner(config: ServerConfig, loaded: "LoadedModel", mesh: "jax.shardi
     dtype = jnp.dtype(config.dtype)
     kv_dtype = dtype if cache.dtype == "auto" else jnp.dtype(cache.dtype)
     num_pages = cache.num_pages or default_num_pages(
-        loaded.config, cache.page_size, kv_dtype, limits.max_num_seqs, config.max_model_len, cache.memory_fraction
+        model, cache.page_size, kv_dtype, limits.max_num_seqs, config.max_model_len, cache.memory_fraction
     )
     shapes = RunnerConfig(
         max_num_seqs=limits.max_num_seqs,
@@ -122,9 +135,9 @@ def _build_runner(config: ServerConfig, loaded: "LoadedModel", mesh: "jax.shardi
         page_size=cache.page_size,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        vocab_size=loaded.tokenizer.vocab_size,
+        vocab_size=vocab_size,
     )
-    return Runner(shapes, loaded.config, loaded.params, mesh)
+    return Runner(shapes, model, mesh)
 
 
 def _build_engine(
@@ -132,13 +145,7 @@ def _build_engine(
 ) -> "Engine":
     from model.engine import Engine
 
-    limits = config.scheduler_config.limits(
-        max_model_len=config.max_model_len,
-        num_pages=runner.config.num_pages,
-        page_size=config.kv_cache_config.page_size,
-        enable_prefix_reuse=config.kv_cache_config.enable_prefix_reuse,
-    )
-    scheduler = Scheduler(limits, log=DecisionLog())
+    scheduler = Scheduler(config.scheduler_limits(runner.config.num_pages), log=DecisionLog())
     return Engine(
         scheduler,
         runner,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXIT_OK, EXIT_FAILURE, EXIT_BAD_CONFIG = 0, 1, 2
 BACKLOG = 2048
 # Threads that may be deep in the device's runtime when the server ends.
-DEVICE_THREADS = frozenset({"model-loader", "engine", "warm-up"})
+DEVICE_THREADS = ("model-loader", "engine", "warm-up")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,7 +102,7 @@ def _end(code: int) -> None:
     """Exit, also when a thread of ours hangs in the device's runtime: nothing that matters is left to be done."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if any(thread.name in DEVICE_THREADS for thread in threading.enumerate()):
+    if any(thread.name.startswith(DEVICE_THREADS) for thread in threading.enumerate()):
         os._exit(code)
     sys.exit(code)
 

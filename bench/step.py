@@ -78,7 +78,8 @@ class StepBench:
         self._dtype = jnp.dtype(dtype)
         self._num_pages = num_pages
         shapes = RunnerConfig(256, 2048, PAGE_SIZE * MAX_PAGES, num_pages, PAGE_SIZE, self._dtype, self._dtype, 1)
-        runner = Runner(shapes, loaded.config, loaded.params)
+        runner = Runner(shapes, loaded.config)
+        runner.load(loaded.params)
         self._weights, self._state = runner._weights, runner._state
         self._kv = allocate(abstract_kv(loaded.config, num_pages, PAGE_SIZE, self._dtype, None))
 

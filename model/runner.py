@@ -6,7 +6,7 @@ Steps run on the device in the order of dispatch, so a step may use what the one
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
@@ -19,12 +19,15 @@ from model.buckets import BucketLattice
 from model.config import ModelConfig
 from model.decoder import param_shapes
 from model.kv_cache import abstract_kv, allocate
+from model.mesh import param_sharding
 from model.results import Fetched, row_results
 from model.sampler import SlotState
 from model.slot_rules import BIAS_ENTRIES, SlotRules
 from model.staging import RowField, Scalar, StepLayout, TokenField
 from model.step import StepOutputs, build_step
 from scheduler.plan import StepPlan, StepResult
+
+WARM_UP_THREAD = "warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,15 @@ class StepHandle:
         return bool(self.outputs.token_ids.is_ready())  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True, slots=True)
+class _WarmUp:
+    """What was begun: the first program, the one that resets a slot, and the KV arrays."""
+
+    program: "Future[jax.stages.Compiled]"
+    start_slot: "Future[jax.stages.Compiled]"
+    kv: "Future[tuple[jax.Array, ...]]"
+
+
 class Runner:
     """Executes plans. Not thread-safe; `dispatch` mutates device state, `collect` blocks."""
 
@@ -69,16 +81,16 @@ class Runner:
         self,
         config: RunnerConfig,
         model: ModelConfig,
-        params: Mapping[str, jax.Array],
         mesh: jax.sharding.Mesh | None = None,
         kernels: AttentionKernels = XLA,
     ):
+        """Needs no weights yet: programs can be compiled while these are read. `load` must come before a step."""
         self.config = config
         self.kernels = kernels
         self.compilations = 0
         self._model = model
         self._mesh = mesh
-        self._weights = tuple(params[path] for path in param_shapes(model, config.dtype))
+        self._weights: tuple[jax.Array, ...] = ()
         self.lattice = BucketLattice(
             config.max_num_seqs, config.max_num_batched_tokens, -(-config.max_model_len // config.page_size)
         )
@@ -90,11 +102,16 @@ class Runner:
         self._kv: tuple[jax.Array, ...] = ()
         self._state = self._empty_state()
         kv = abstract_kv(model, config.num_pages, config.page_size, config.kv_dtype, mesh)
-        self._abstract = (
-            *jax.tree.map(self._describe, (self._weights,)),
-            kv,
-            jax.tree.map(self._describe, self._state),
+        weights = tuple(
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mesh and param_sharding(path, leaf.shape, mesh))
+            for path, leaf in param_shapes(model, config.dtype).items()
         )
+        self._abstract = (weights, kv, jax.tree.map(self._describe, self._state))
+        self._begun: _WarmUp | None = None
+
+    def load(self, params: Mapping[str, jax.Array]) -> None:
+        """Take the weights, by path, each where `model.mesh.param_sharding` puts it."""
+        self._weights = tuple(params[path] for path in param_shapes(self._model, self.config.dtype))
 
     @property
     def warm_up_is_complete(self) -> bool:
@@ -106,17 +123,29 @@ class Runner:
         """Tokens of the largest step that can run now; grows to `max_num_batched_tokens` as programs are compiled."""
         return self._max_step_tokens
 
+    def begin_warm_up(self) -> None:
+        """Start in other threads what `warm_up` waits for. Returns at once; once."""
+        pool = ThreadPoolExecutor(3, thread_name_prefix=WARM_UP_THREAD)
+        self._begun = _WarmUp(
+            program=pool.submit(self._compile, self.lattice.by_need()[0]),
+            start_slot=pool.submit(self._compile_start_slot),
+            kv=pool.submit(allocate, self._abstract[1]),
+        )
+        pool.shutdown(wait=False)
+
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compile the program that a server can start with and run it once on padding. `on_progress(done, total)`."""
         layout = self.lattice.by_need()[0]
         total = 3
         on_progress(0, total)
-        with ThreadPoolExecutor(2) as pool:
-            kv = pool.submit(allocate, self._abstract[1])
-            start_slot = pool.submit(self._compile_start_slot)
-            self._add(layout, self._compile(layout))
-            on_progress(1, total)
-            self._start_slot, self._kv = start_slot.result(), kv.result()
+        if self._begun is None:
+            self.begin_warm_up()
+        begun, self._begun = self._begun, None
+        if begun is None:
+            raise RuntimeError("the warm-up has not begun")
+        self._add(layout, begun.program.result())
+        on_progress(1, total)
+        self._start_slot, self._kv = begun.start_slot.result(), begun.kv.result()
         on_progress(2, total)
         # One run on padding, to find out before the first request whether the device works at all.
         self._execute(layout, np.zeros(layout.size, np.int32))

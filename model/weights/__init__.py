@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def resolve_and_load(
     cache_dir: Path,
     mesh: jax.sharding.Mesh | None = None,
     progress: Progress | None = None,
+    on_known: Callable[[ModelConfig, Tokenizer], None] = lambda config, tokenizer: None,
 ) -> LoadedModel:
     """Find, if need be convert, and restore a model.
 
@@ -62,6 +64,7 @@ def resolve_and_load(
         cache_dir: where downloads and converted checkpoints are kept.
         mesh: where the weights go; None for one device.
         progress: told of download, conversion and restore.
+        on_known: called when everything but the weights is known, before these are read; again if they prove damaged.
 
     Raises:
         ModelNotFoundError, UnsupportedModelError, OfflineError, ChecksumError; DamagedCheckpointError for a checkpoint
@@ -73,16 +76,16 @@ def resolve_and_load(
         info = read_info(path)
         if info.dtype != dtype:
             raise UnsupportedModelError(f"{path.name} holds {info.dtype}: set dtype to that, not to {dtype}")
-        return _restore(name, path, info, mesh, progress)
+        return _restore(name, path, info, mesh, progress, on_known)
     folder = cache_dir / "checkpoints" / _cache_key(path, dtype)
     if is_checkpoint(folder):
         try:
-            return _restore(name, folder, read_info(folder), mesh, progress)
+            return _restore(name, folder, read_info(folder), mesh, progress, on_known)
         except DamagedCheckpointError as error:
             logger.warning("%s; converting again", error)
             shutil.rmtree(folder, ignore_errors=True)
     _convert(folder, open_gguf(path) if path.is_file() else open_safetensors(path), dtype, progress)
-    return _restore(name, folder, read_info(folder), mesh, progress)
+    return _restore(name, folder, read_info(folder), mesh, progress, on_known)
 
 
 def _locate(source: str, cache_dir: Path, progress: Progress) -> tuple[Path, str]:
@@ -155,16 +158,22 @@ def _convert(folder: Path, source: WeightSource, dtype: str, progress: Progress)
 
 
 def _restore(
-    name: str, folder: Path, info: CheckpointInfo, mesh: jax.sharding.Mesh | None, progress: Progress
+    name: str,
+    folder: Path,
+    info: CheckpointInfo,
+    mesh: jax.sharding.Mesh | None,
+    progress: Progress,
+    on_known: Callable[[ModelConfig, Tokenizer], None],
 ) -> LoadedModel:
-    progress.start("loading weights", None)
-    try:
-        params = restore(folder, info, mesh)
-        tokenizer = Tokenizer(info.tokenizer)
-    finally:
-        progress.finish()
+    tokenizer = Tokenizer(info.tokenizer)
     if tokenizer.vocab_size > info.config.vocab_size:
         raise UnsupportedModelError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model's table only {info.config.vocab_size} rows"
         )
+    on_known(info.config, tokenizer)
+    progress.start("loading weights", None)
+    try:
+        params = restore(folder, info, mesh)
+    finally:
+        progress.finish()
     return LoadedModel(name, info.config, params, tokenizer, info.digest)

@@ -79,7 +79,8 @@ def make_engine(
         kv_dtype=jnp.dtype(dtype),
         vocab_size=vocab_size or config.vocab_size,
     )
-    runner = Runner(shapes, config, params if params is not None else random_params(config, mesh=mesh), mesh)
+    runner = Runner(shapes, config, mesh)
+    runner.load(params if params is not None else random_params(config, mesh=mesh))
     return Engine(Scheduler(limits), runner, before_step=before_step)
 
 
