@@ -52,6 +52,8 @@ class Admission:
             return
         spare = budget - sum(map(wanted_tokens, self._running.requests))
         while head is not None:
+            if head.request_id in self._running.preempted:
+                return  # put back in this very plan; a policy in which two evict each other would go on for ever
             if not self._can_have_slot(head):
                 self._note(head, _NO_SLOT)
                 return

@@ -74,7 +74,9 @@ class HeapQueue:
 
     def key(self) -> float:
         """The least key."""
-        if self.peek(0.0) is None:
+        while self._heap and not self._is_live(self._heap[0]):
+            heapq.heappop(self._heap)
+        if not self._heap:
             raise IndexError("the waiting queue is empty")
         return self._heap[0][0]
 

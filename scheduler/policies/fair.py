@@ -3,8 +3,9 @@
 Sheng et al., Fairness in Serving Large Language Models, OSDI 2024. Each tenant has a counter of weighted tokens: prompt
 tokens when a request starts, output tokens as they are drawn. A tenant that comes back after having had nothing waiting
 is lifted to the least counter among those who wait, so that idling earns no credit. Between two tenants that always
-have requests waiting, the counters never differ by more than max(w_p · longest prompt, w_q · tokens of a full batch),
-and the service that they get in any interval by no more than twice that (their Lemma 4.3 and Theorem 4.4).
+have requests waiting, the counters never differ by more than max(w_p · longest prompt, w_q · tokens of a full batch,
+prompts and outputs), and the service that they get in any interval by no more than twice that (their Lemma 4.3 and
+Theorem 4.4).
 """
 
 from scheduler.config import SchedulerConfig
