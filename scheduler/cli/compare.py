@@ -2,15 +2,17 @@
 
 import argparse
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from scheduler.cli.outputs import add_output_arguments, write_outputs
+from scheduler.cli.classes import class_table
+from scheduler.cli.outputs import add_output_arguments, check_outputs, write_outputs
 from scheduler.cli.policies import PolicyChoice, parse_policies
 from scheduler.cli.progress import ProgressBar
-from scheduler.cli.saturation import request_rate
+from scheduler.cli.saturation import Rates, rates_of
 from scheduler.cli.setup import Setup, add_engine_arguments, setup_of
 from scheduler.cli.workload import WorkloadChoice, add_workload_arguments, workload_of
 from scheduler.errors import ConfigError
@@ -18,7 +20,8 @@ from scheduler.reports import Objectives, Summary, comparison_table, summarise
 from scheduler.reports import compare as compare_runs
 
 # What a terminal has room for.
-COLUMNS = ("requests_per_sec", "ttft_p50_secs", "ttft_p99_secs", "itl_p99_secs", "e2e_mean_secs", "preemptions")
+COLUMNS = ("requests_per_sec", "ttft_p50_secs", "ttft_p99_secs", "itl_p99_secs", "preemptions")
+LOADS = (0.7, 0.9, 1.1)
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,13 @@ class _Job:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--policies", default="fcfs,priority,sjf,fair", help="such as fcfs,sjf(prefill_weight=0.1)")
-    parser.add_argument("--loads", default="0.7,0.9,1.1", help="shares of what these engines can do")
-    parser.add_argument("--rates", metavar="R,R", help="requests a second, instead of loads; of a trace, factors")
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument(
+        "--loads",
+        metavar="L,L",
+        help=f"shares of what these engines can do ({','.join(map(str, LOADS))} if nothing is said)",
+    )
+    load.add_argument("--rates", metavar="R,R", help="requests a second; of a trace, factors of its own pace")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each cell, with seeds 0, 1, …")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; the results are the same")
     add_workload_arguments(parser)
@@ -52,14 +60,32 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError("--seeds and --jobs must be at least 1")
     for policy in policies:
         policy.configured(setup.config)
-    jobs = list(_jobs(options, setup, workload, policies))
+    check_outputs(options)
+    rates = rates_of(
+        setup,
+        workload,
+        0,  # one rate for all seeds of a load: it is a property of the engines, not of the draw
+        rates=_numbers("--rates", options.rates),
+        loads=_numbers("--loads", options.loads),
+        default_loads=LOADS,
+    )
+    print(_heading(setup, workload, policies, rates, options.seeds), flush=True)
+    jobs = [
+        _Job(setup, workload, policy, level, rate, seed)
+        for level, rate in rates.by_level.items()
+        for seed in range(options.seeds)
+        for policy in policies
+    ]
     bar = ProgressBar("comparing", len(jobs))
     summaries = []
     for summary in _run_all(jobs, options.jobs):
         summaries.append(summary)
         bar.update(len(summaries))
     bar.close()
-    print(comparison_table(compare_runs(summaries, metrics=columns(setup.objectives))))
+    comparison = compare_runs(summaries, metrics=columns(setup.objectives))
+    print(comparison_table(comparison))
+    if (classes := class_table(comparison)) is not None:
+        print(classes)
     write_outputs(options, f"{options.policies}: {workload.kind}", summaries, setup.objectives)
 
 
@@ -69,20 +95,32 @@ def columns(objectives: Objectives) -> tuple[str, ...]:
     return (*COLUMNS, "attainment" if has_objectives else "jain_timely")
 
 
-def _jobs(
-    options: argparse.Namespace, setup: Setup, workload: WorkloadChoice, policies: Sequence[PolicyChoice]
-) -> Iterator[_Job]:
-    levels = options.rates or options.loads
-    for level in _numbers("--rates" if options.rates else "--loads", levels):
-        rate, load = (level, None) if options.rates else (None, level)
-        for seed in range(options.seeds):
-            # One rate for all seeds of a load: the load is a property of the engines, not of the draw.
-            chosen = request_rate(setup, workload, 0, rate, load)
-            for policy in policies:
-                yield _Job(setup, workload, policy, f"{level:g}", chosen, seed)
+def _heading(
+    setup: Setup, workload: WorkloadChoice, policies: Sequence[PolicyChoice], rates: Rates, num_seeds: int
+) -> str:
+    """What is simulated, in a few lines."""
+    levels = "loads" if rates.capacity is not None else "rates"
+    counts = [f"{len(policies)} policies" if len(policies) > 1 else "1 policy"]
+    if not workload.has_own_rate:
+        counts.append(f"{len(rates.by_level)} {levels}" if len(rates.by_level) > 1 else f"1 {levels[:-1]}")
+    counts.append(f"{num_seeds} seeds" if num_seeds > 1 else "1 seed")
+    num_runs = len(policies) * len(rates.by_level) * num_seeds
+    lines = [
+        f"{' × '.join(counts)} = {num_runs} {'runs' if num_runs > 1 else 'run'}, "
+        f"each of {workload.num_requests} requests ({workload.kind}), the same for every policy",
+        setup.describe(),
+    ]
+    if rates.capacity is not None:
+        loads = ", ".join(f"{load} is {rate:.3g}" for load, rate in rates.by_level.items())
+        lines.append(f"capacity {rates.capacity:.3g} requests/s (fcfs, all requests at once); load {loads} requests/s")
+    elif not workload.has_own_rate:
+        lines.append(f"load: {'requests/s' if workload.path is None else f'times the pace of {workload.path}'}")
+    return "\n".join(lines) + "\n"
 
 
-def _numbers(name: str, text: str) -> list[float]:
+def _numbers(name: str, text: str | None) -> list[float] | None:
+    if text is None:
+        return None
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -93,8 +131,14 @@ def _run_all(jobs: Sequence[_Job], num_processes: int) -> Iterator[Summary]:
     if num_processes == 1 or len(jobs) == 1:
         yield from map(_run, jobs)
         return
-    with ProcessPoolExecutor(min(num_processes, len(jobs)), mp_context=get_context("spawn")) as pool:
+    size = min(num_processes, len(jobs))
+    with ProcessPoolExecutor(size, get_context("spawn"), initializer=_end_at_interrupt) as pool:
         yield from pool.map(_run, jobs)
+
+
+def _end_at_interrupt() -> None:
+    """Ctrl-C goes to every process; only the first has something to say about it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _run(job: _Job) -> Summary:

@@ -1,9 +1,10 @@
-"""Files that a report can be written to: `--csv`, `--requests-csv`, `--html`, `--trace-out`. Used by every command."""
+"""Files that a report can be written to: `--csv`, `--requests-csv`, `--html`, `--perfetto`. Used by every command."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from scheduler.errors import ConfigError
 from scheduler.reports import (
     Objectives,
     Summary,
@@ -24,6 +25,22 @@ def add_output_arguments(parser: argparse.ArgumentParser, single: bool) -> None:
     if single:
         outputs.add_argument("--requests-csv", metavar="FILE", help="every request, a line each")
         outputs.add_argument("--perfetto", metavar="FILE", help="a Chrome trace of steps and requests, for Perfetto")
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """Refuse, before anything is simulated, files that cannot be written. Raises ConfigError."""
+    seen: dict[Path, str] = {}
+    for name in ("csv", "html", "requests_csv", "perfetto"):
+        text = getattr(options, name, None)
+        if text is None:
+            continue
+        option, path = f"--{name.replace('_', '-')}", Path(text)
+        if not text or path.is_dir():
+            raise ConfigError(f"{option} {text!r} is not the name of a file")
+        if not path.parent.is_dir():
+            raise ConfigError(f"{option} {text}: there is no folder {path.parent}")
+        if (other := seen.setdefault(path.resolve(), option)) != option:
+            raise ConfigError(f"{other} and {option} are the same file, {text}")
 
 
 def write_outputs(

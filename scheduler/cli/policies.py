@@ -56,12 +56,16 @@ def _options(policy: str, text: str) -> dict[str, object]:
             raise ConfigError(f"policy {policy}: option {part!r} has no value; write key=value")
         table, *path = key.strip().split(".")
         if not path:
+            if table in options:
+                raise ConfigError(f"policy {policy}: {table} is given twice")
             options[table] = parse_value(value.strip())
             continue
         inner = options.setdefault(table, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"policy {policy}: {table} is both a value and a table")
-        inner[".".join(path)] = parse_value(value.strip())
+        if (inner_key := ".".join(path)) in inner:
+            raise ConfigError(f"policy {policy}: {key.strip()} is given twice")
+        inner[inner_key] = parse_value(value.strip())
     return options
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scheduler.cli.compare import columns
 from scheduler.cli.fit import steps_of
-from scheduler.cli.outputs import add_output_arguments, write_outputs
+from scheduler.cli.outputs import add_output_arguments, check_outputs, write_outputs
 from scheduler.cli.policies import PolicyChoice, parse_policies
 from scheduler.cli.progress import ProgressBar
 from scheduler.cli.setup import Setup
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Simulate and print. Raises ConfigError or OSError."""
     folder = Path(options.recording)
+    check_outputs(options)
     config, recorded_policy = recorded_config(folder)
     if options.max_num_seqs is not None:
         config = replace(config, max_num_seqs=options.max_num_seqs)
@@ -106,6 +107,7 @@ def _cost(given: str | None, folder: Path) -> StoredCost:
 
 
 def recorded_config(folder: Path) -> tuple[SchedulerConfig, PolicyChoice]:
+    """The scheduler's settings of a recording, and its policy. Raises ConfigError or OSError."""
     path = folder / "about.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
@@ -122,7 +124,9 @@ def recorded_config(folder: Path) -> tuple[SchedulerConfig, PolicyChoice]:
             page_size=about["page_size"],
             enable_prefix_reuse=about["enable_prefix_reuse"],
         )
-        name, policy_options = section["waiting_queue_policy"], section.get("policy_options", {})
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        name, policy_options = section["waiting_queue_policy"], dict(section.get("policy_options", {}))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: not what a server records ({type(error).__name__}: {error})") from None
-    return config, PolicyChoice(name, name, dict(policy_options))
+    return config, PolicyChoice(name, name, policy_options)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from scheduler.cli.policies import PolicyChoice
 from scheduler.config import SchedulerConfig
-from scheduler.costs import RooflineCost, StoredCost, load_cost
+from scheduler.costs import ConstantCost, RooflineCost, StoredCost, load_cost
 from scheduler.errors import ConfigError
 from scheduler.policies import CAPACITIES
 from scheduler.reports import Objectives
@@ -76,6 +76,18 @@ class Setup:
         result.labels = {"policy": policy.text}
         return result
 
+    def describe(self) -> str:
+        """The engines on one line, for people."""
+        if self.link is not None:
+            engines = f"{self.num_context} context and {self.num_generation} generation engines"
+        else:
+            engines = "1 engine" if self.num_replicas == 1 else f"{self.num_replicas} engines"
+        limits, each = self.config, "" if self.link is None and self.num_replicas == 1 else " each"
+        return (
+            f"{engines} of {limits.max_num_seqs} slots and {limits.num_pages} pages of {limits.page_size} tokens{each}"
+            f"; {describe_cost(self.cost)}"
+        )
+
     def _predictor(self, seed: int) -> Predictor:
         sigma = self.sigma
         if sigma is None:
@@ -89,6 +101,17 @@ class Setup:
             return arrival.output_length * error
 
         return predict
+
+
+def describe_cost(cost: StoredCost) -> str:
+    """What decides how long a step takes, in a few words."""
+    if isinstance(cost, RooflineCost):
+        degree = "" if cost.tensor_parallel == 1 else f" × {cost.tensor_parallel}"
+        return f"steps as long as the roofline of {cost.model.name} on {cost.machine.name}{degree} says"
+    if isinstance(cost, ConstantCost):
+        token = f" and {cost.seconds_per_token * 1e3:g} ms a token" if cost.seconds_per_token else ""
+        return f"steps of {cost.seconds_per_step * 1e3:g} ms{token}"
+    return "steps as long as those of a recording"
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,6 +154,8 @@ def setup_of(options: argparse.Namespace) -> Setup:
         raise ConfigError("--context and --generation go together")
     if min(options.context, options.generation) < 0 or options.replicas < 1:
         raise ConfigError("a pool needs at least one engine")
+    if options.context and options.replicas != 1:
+        raise ConfigError("--replicas is of unified engines; with --context and --generation it means nothing")
     config = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,

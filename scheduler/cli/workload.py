@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from scheduler.cli.policies import parse_value
 from scheduler.errors import ConfigError
 from scheduler.simulation.records import Workload
-from scheduler.workloads import WORKLOADS, TraceWorkload, make_workload
+from scheduler.workloads import WORKLOADS, TraceWorkload, make_workload, read_trace
+
+NUM_REQUESTS = 500
+CLOSED = "closed"
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,11 @@ class WorkloadChoice:
     options: dict[str, object]
     path: str | None = None
 
+    @property
+    def has_own_rate(self) -> bool:
+        """Whether its requests come as fast as they are answered, so that no rate can be asked for."""
+        return self.kind == CLOSED
+
     def make(self, rate: float, seed: int) -> Workload:
         """The requests of one run. For a trace `rate` is the factor by which it is sped up."""
         if self.path is not None:
@@ -33,9 +41,14 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that choose a workload."""
     kinds = "; ".join(f"{name}: {summary}" for name, summary in WORKLOADS.items())
     group = parser.add_argument_group("workload")
-    group.add_argument("--workload", choices=tuple(WORKLOADS), default="poisson", help=kinds)
+    group.add_argument("--workload", default="poisson", metavar="KIND", help=kinds)
     group.add_argument("--trace", metavar="FILE", help="a Mooncake JSON-lines trace, or a recording's arrivals.jsonl")
-    group.add_argument("--requests", type=int, default=500, metavar="N", help="requests of a run")
+    group.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help=f"requests of a run ({NUM_REQUESTS}; of a trace all)",
+    )
     group.add_argument(
         "--workload-option", action="append", default=[], metavar="KEY=VALUE", help="of the kind; may be given again"
     )
@@ -43,16 +56,24 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
 
 def workload_of(options: argparse.Namespace) -> WorkloadChoice:
     """What the options say. Raises ConfigError."""
-    if options.requests < 1:
+    if options.requests is not None and options.requests < 1:
         raise ConfigError(f"--requests must be at least 1, not {options.requests}")
     chosen: dict[str, object] = {}
     for text in options.workload_option:
         key, separator, value = text.partition("=")
         if not separator:
             raise ConfigError(f"--workload-option {text!r} has no value; write key=value")
-        chosen[key.replace("-", "_")] = parse_value(value)
-    if options.trace is not None:
-        if chosen:
-            raise ConfigError("--workload-option does not go with --trace")
-        return WorkloadChoice("trace", options.requests, {}, options.trace)
-    return WorkloadChoice(options.workload, options.requests, chosen)
+        name = key.strip().replace("-", "_")
+        if name in chosen:
+            raise ConfigError(f"--workload-option {name} is given twice")
+        chosen[name] = parse_value(value.strip())
+    if options.trace is None:
+        choice = WorkloadChoice(options.workload, options.requests or NUM_REQUESTS, chosen)
+        choice.make(1.0, 0)  # raises for what is wrong with the options, before anything is simulated
+        return choice
+    if chosen:
+        raise ConfigError("--workload-option does not go with --trace")
+    count = sum(1 for _ in read_trace(options.trace))
+    if not count:
+        raise ConfigError(f"{options.trace}: holds no request")
+    return WorkloadChoice("trace", min(count, options.requests or count), {}, options.trace)

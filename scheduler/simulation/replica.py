@@ -5,7 +5,8 @@ of the one under way are known, so that a drawn token is *pending* in the plan a
 stop token wastes one row.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from scheduler.config import SchedulerConfig
 from scheduler.plan import Event, RowResult, StepPlan, StepResult
@@ -60,9 +61,19 @@ class Replica:
         self._lengths[request.request_id] = output_length
 
     def shorten(self, request_id: str, output_length: int) -> None:
-        """From now on the request stops after `output_length` tokens, or with its next one if it has drawn as many."""
-        if request_id in self._lengths:
-            self._lengths[request_id] = output_length
+        """The request stops after `output_length` tokens, or with what it draws next if it has as many."""
+        if request_id not in self._lengths:
+            return
+        self._lengths[request_id] = output_length
+        if self._under_way is not None:
+            self._under_way = _stopped(self._under_way, request_id, output_length)
+
+    def drawing(self) -> Iterator[tuple[str, int]]:
+        """Who draws a token in the step under way, and how many outputs that makes."""
+        if self._under_way is not None:
+            for row in self._under_way.plan.rows:
+                if row.samples:
+                    yield row.request_id, row.num_output_tokens + 1
 
     def abort(self, request_id: str, now: float) -> None:
         """End a request in any state, if it is live."""
@@ -121,3 +132,12 @@ class Replica:
         self.num_steps += 1
         self._under_way = _StepUnderWay(plan, StepResult(plan.step_id, tuple(results)), shape, now, ends_at)
         return ends_at
+
+
+def _stopped(step: _StepUnderWay, request_id: str, output_length: int) -> _StepUnderWay:
+    """The same step, but what the request draws in it is its last token if that makes `output_length` or more."""
+    results = list(step.result.rows)
+    for index, row in enumerate(step.plan.rows):
+        if row.request_id == request_id and row.samples and row.num_output_tokens + 1 >= output_length:
+            results[index] = _STOPS
+    return replace(step, result=StepResult(step.plan.step_id, tuple(results)))

@@ -1,7 +1,7 @@
 """A closed loop: so many clients, each of which sends its next request when its last one has ended."""
 
-import random
 from collections.abc import Iterator
+from random import Random
 
 from scheduler.policies.options import non_negative, whole
 from scheduler.simulation.records import Arrival
@@ -25,7 +25,7 @@ class ClosedLoop:
         self._num_clients = whole("num_clients", num_clients)
         self._think_secs = non_negative("think_secs", think_secs)
         self._stagger_secs = non_negative("stagger_secs", stagger_secs)
-        self._pauses = random.Random(f"{seed}/pauses")
+        self._pauses = Random(f"{seed}/pauses")
 
     def arrivals(self) -> Iterator[Arrival]:
         """Each client's first request."""

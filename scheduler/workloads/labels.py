@@ -1,8 +1,9 @@
 """Shares that are written as text, such as `1.0:0.5,0.0:0.5`, and the draw of one of them. Used by every workload."""
 
-import random
+from bisect import bisect_right
 from itertools import accumulate
 from math import isfinite
+from random import Random
 
 from scheduler.errors import ConfigError
 
@@ -14,12 +15,10 @@ class Shares:
         self.names = tuple(weights)
         self._bounds = list(accumulate(weights.values()))
 
-    def draw(self, rng: random.Random) -> str:
+    def draw(self, rng: Random) -> str:
         """One name; always takes exactly one number from `rng`."""
         point = rng.random() * self._bounds[-1]
-        return next(
-            (name for name, bound in zip(self.names, self._bounds, strict=True) if point < bound), self.names[-1]
-        )
+        return self.names[min(bisect_right(self._bounds, point), len(self.names) - 1)]
 
 
 def parse_shares(name: str, given: object) -> Shares:
@@ -29,6 +28,7 @@ def parse_shares(name: str, given: object) -> Shares:
         label, colon, text = part.strip().rpartition(":")
         if not colon:
             label, text = part.strip(), "1"
+        label = label.strip()
         try:
             weight = float(text)
         except ValueError:

@@ -1,17 +1,19 @@
 """How long prompts and answers are: distributions of token counts, and how they are written. Used by every workload."""
 
-import random
 from collections.abc import Callable, Sequence
 from math import exp, isfinite, log
+from random import Random
 
 from scheduler.errors import ConfigError
 
-Lengths = Callable[[random.Random], int]
+Lengths = Callable[[Random], int]
 """Draws one length, at least 1."""
 
 Z_95 = 1.6448536269514722
 FORMS = "64, uniform:16-512, lognormal:MEDIAN,SIGMA[,MOST], p95:MEDIAN,P95[,MOST] or choice:16/32/64"
 MOST = 1 << 20
+# Beyond this `exp` overflows soon; any median times its exponential is clipped anyway.
+MAX_EXPONENT = 700.0
 
 
 def fixed(length: int) -> Lengths:
@@ -26,7 +28,7 @@ def uniform(least: int, most: int) -> Lengths:
 
 def lognormal(median: float, sigma: float, most: int = MOST) -> Lengths:
     """The logarithm is normal with standard deviation `sigma`; clipped to [1, most]."""
-    return lambda rng: max(1, min(most, round(median * exp(rng.gauss(0.0, sigma)))))
+    return lambda rng: max(1, round(min(most, median * exp(min(rng.gauss(0.0, sigma), MAX_EXPONENT)))))
 
 
 def lognormal_by_p95(median: float, p95: float, most: int = MOST) -> Lengths:

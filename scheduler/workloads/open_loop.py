@@ -1,11 +1,15 @@
 """Open loops: requests come whatever the server does. `poisson`, and `gamma` for bursts."""
 
-import random
 from collections.abc import Iterator
+from random import Random
 
+from scheduler.errors import ConfigError
 from scheduler.policies.options import positive, whole
 from scheduler.simulation.records import Arrival
 from scheduler.workloads.requests import RequestShape, RequestSource
+
+# Beyond these the gaps are no longer numbers that can be drawn well.
+CV_RANGE = (0.01, 100.0)
 
 
 class OpenLoop:
@@ -18,8 +22,10 @@ class OpenLoop:
         self._source = RequestSource(shape, seed)
         self._rate = positive("rate", rate)
         self._num_requests = whole("num_requests", num_requests)
-        self._shape_parameter = 1.0 / positive("cv", cv) ** 2
-        self._gaps = random.Random(f"{seed}/gaps")
+        if not CV_RANGE[0] <= positive("cv", cv) <= CV_RANGE[1]:
+            raise ConfigError(f"cv must be between {CV_RANGE[0]:g} and {CV_RANGE[1]:g}, not {cv}")
+        self._shape_parameter = 1.0 / cv**2
+        self._gaps = Random(f"{seed}/gaps")
 
     def arrivals(self) -> Iterator[Arrival]:
         """All requests, in order."""

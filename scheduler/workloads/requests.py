@@ -4,18 +4,20 @@ Every kind of workload draws its requests here. Each property has a random strea
 different rates, or one option changed, still agree in all the others (common random numbers).
 """
 
-import random
 from dataclasses import dataclass
+from random import Random
 
 from scheduler.errors import ConfigError
 from scheduler.policies.options import non_negative, whole
 from scheduler.simulation.records import Arrival
 from scheduler.workloads.labels import Shares, parse_priorities, parse_shares
-from scheduler.workloads.lengths import Lengths, parse_lengths
+from scheduler.workloads.lengths import MOST, Lengths, parse_lengths
 
 BLOCK_SIZE = 16
-# Ids of shared prefixes lie apart from those of everything else.
-_PREFIX_SPAN = 1 << 16
+MAX_PREFIXES = 1 << 16
+# Ids of shared prefixes lie apart from each other and, below `PREFIX_IDS_END`, from those of everything else.
+_PREFIX_SPAN = MOST // BLOCK_SIZE
+PREFIX_IDS_END = MAX_PREFIXES * _PREFIX_SPAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +55,27 @@ def request_shape(
     """
     if non_negative("slack", slack) < 1:
         raise ConfigError(f"slack must be at least 1, not {slack}")
+    if whole("num_prefixes", num_prefixes, 0) > MAX_PREFIXES:
+        raise ConfigError(f"num_prefixes must be at most {MAX_PREFIXES}, not {num_prefixes}")
+    if whole("prefix_length", prefix_length) > MOST:
+        raise ConfigError(f"prefix_length must be at most {MOST}, not {prefix_length}")
     return RequestShape(
         parse_lengths("input_lengths", input_lengths),
         parse_lengths("output_lengths", output_lengths),
         parse_priorities("priorities", priorities),
         None if tenants is None else parse_shares("tenants", tenants),
         slack,
-        whole("num_prefixes", num_prefixes, 0),
-        whole("prefix_length", prefix_length),
+        num_prefixes,
+        prefix_length,
     )
 
 
 class RequestSource:
     """Draws requests one after the other. The sequence depends on the seed alone."""
 
-    def __init__(self, shape: RequestShape, seed: int):
+    def __init__(self, shape: RequestShape, seed: int | str):
         self._shape = shape
-        self._streams = {
-            name: random.Random(f"{seed}/{name}") for name in ("input", "output", "priority", "tenant", "prefix")
-        }
+        self._streams = {name: Random(f"{seed}/{name}") for name in ("input", "output", "priority", "tenant", "prefix")}
         weights = {str(index): 1.0 / (index + 1) for index in range(shape.num_prefixes)}
         self._prefixes = Shares(weights) if weights else None
         self._count = 0

@@ -7,14 +7,18 @@ tokens), as in Qin et al., Mooncake, FAST 2025, and may have `block_size`, `prio
 
 import json
 from collections.abc import Iterable, Iterator
-from math import isfinite
 from pathlib import Path
 
 from scheduler.errors import ConfigError
-from scheduler.policies.options import positive
+from scheduler.policies.options import positive, whole
 from scheduler.simulation.records import Arrival
 
 BLOCK_SIZE = 512
+# Refuses what is no time at all, NaN and infinity among it.
+MAX_NUMBER = 1e18
+# No model has more context; and the simulator makes token ids of a request's blocks, which must stay below this.
+MAX_LENGTH = 1 << 20
+MAX_TOKEN_ID = 1 << 60
 
 
 def read_trace(path: str | Path) -> Iterator[Arrival]:
@@ -32,10 +36,10 @@ def read_trace(path: str | Path) -> Iterator[Arrival]:
                 if line.strip():
                     try:
                         yield _arrival(json.loads(line), f"r{number - 1}")
-                    except (json.JSONDecodeError, RecursionError):
-                        raise ConfigError(f"{path}, line {number}: not JSON") from None
                     except ConfigError as error:
                         raise ConfigError(f"{path}, line {number}: {error}") from None
+                    except (ValueError, RecursionError):  # a number of too many digits is a plain ValueError
+                        raise ConfigError(f"{path}, line {number}: not JSON") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{path}: {reason}") from None
@@ -60,7 +64,7 @@ class TraceWorkload:
     def __init__(self, path: str | Path, speedup: float = 1.0, limit: int | None = None):
         self._path = path
         self._speedup = positive("speedup", speedup)
-        self._limit = limit
+        self._limit = None if limit is None else whole("limit", limit)
 
     def arrivals(self) -> Iterator[Arrival]:
         """All requests, in order. Reads the whole file when asked for the first."""
@@ -99,13 +103,15 @@ def _arrival(fields: object, request_id: str) -> Arrival:
     priority = _number(fields, "priority") if fields.get("priority") is not None else 0.5
     if priority > 1:
         raise ConfigError(f"'priority' must be in [0, 1], not {priority:g}")
+    input_length = _whole(fields, "input_length", least=1)
+    block_size = _whole(fields, "block_size", least=1) if "block_size" in fields else BLOCK_SIZE
     return Arrival(
         request_id,
         _number(fields, "timestamp") / 1000.0,
-        _whole(fields, "input_length", least=1),
+        input_length,
         output_length,
-        _hash_ids(fields.get("hash_ids") or []),
-        _whole(fields, "block_size", least=1) if "block_size" in fields else BLOCK_SIZE,
+        _hash_ids(fields.get("hash_ids"), input_length, block_size),
+        block_size,
         max(bound, output_length),
         priority,
         _text(fields, "tenant"),
@@ -115,21 +121,30 @@ def _arrival(fields: object, request_id: str) -> Arrival:
 
 def _number(fields: dict[str, object], name: str) -> float:
     value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
         raise ConfigError(f"'{name}' must be a number that is not negative, not {value!r}")
     return float(value)
 
 
 def _whole(fields: dict[str, object], name: str, least: int) -> int:
     value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"'{name}' must be a whole number of at least {least}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_LENGTH:
+        raise ConfigError(f"'{name}' must be a whole number from {least} to {MAX_LENGTH}, not {value!r}")
     return value
 
 
-def _hash_ids(value: object) -> tuple[int, ...]:
+def _hash_ids(value: object, input_length: int, block_size: int) -> tuple[int, ...]:
+    if value is None:
+        return ()
     if not isinstance(value, list) or not all(type(entry) is int and entry >= 0 for entry in value):
         raise ConfigError("'hash_ids' must be a list of whole numbers that are not negative")
+    num_blocks = -(-input_length // block_size)
+    if len(value) > num_blocks:
+        raise ConfigError(f"'hash_ids' has {len(value)} ids for {num_blocks} blocks; is 'block_size' right?")
+    if max(value, default=0) >= MAX_TOKEN_ID // block_size:
+        raise ConfigError(
+            f"'hash_ids' must be less than {MAX_TOKEN_ID // block_size} for blocks of {block_size} tokens"
+        )
     return tuple(value)
 
 
