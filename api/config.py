@@ -241,6 +241,15 @@ class ServerConfig(_Section):
             )
         return self
 
+    def scheduler_limits(self, num_pages: int) -> SchedulerConfig:
+        """What the scheduler of an engine with so many pages is told."""
+        return self.scheduler_config.limits(
+            max_model_len=self.max_model_len,
+            num_pages=num_pages,
+            page_size=self.kv_cache_config.page_size,
+            enable_prefix_reuse=self.kv_cache_config.enable_prefix_reuse,
+        )
+
     @property
     def all_api_keys_given(self) -> bool:
         """Whether clients need a key."""

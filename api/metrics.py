@@ -11,13 +11,15 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Concatenate, Protocol
+from typing import Concatenate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from api.followers import RequestFollower
+from api.shadow_metrics import ShadowMeter, ShadowNumbers
 from model.engine_types import EngineStats, StepRecord
 from scheduler import FinishReason, Request
 
@@ -69,16 +71,6 @@ def _never_raises[Owner, **P](
             logger.exception("a metric could not be updated")
 
     return guarded
-
-
-class RequestMeter(Protocol):
-    """What happens to one engine request, in order. None of these raises; times are of `time.monotonic`."""
-
-    def on_tokens(self, count: int, now: float) -> None:
-        """`count` more output tokens have come."""
-
-    def on_finished(self, reason: FinishReason, now: float) -> None:
-        """The request has ended. Later calls do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +164,12 @@ class Metrics:
         self._registry.register(_EngineCollector(model_name, stats))
         self._instruments = _Instruments(self._registry, model_name)
 
+    def bind_shadow(self, policy: str, numbers: Callable[[], ShadowNumbers]) -> ShadowMeter:
+        """Create the series of the shadow policy; `numbers` is asked at each scrape. Once, after `bind`."""
+        if self._instruments is None:
+            raise RuntimeError("the metrics are not bound yet")
+        return ShadowMeter(self._registry, PREFIX, (self._instruments.model_name, policy), TTFT_BUCKETS, numbers)
+
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """A scrape and its content type. Blocks for some milliseconds."""
         encode, content_type = choose_encoder(accept)
@@ -197,13 +195,16 @@ class Metrics:
             self._instruments.iteration_tokens.observe(record.shape.num_tokens)
             self._instruments.step_time.observe(max(0.0, record.duration_secs))
 
-    def meter(self, request: Request) -> RequestMeter:
+    def meter(self, request: Request) -> RequestFollower:
         """Follows one admitted request. Calls of one meter must not overlap."""
         return _Meter(request, self._instruments) if self._instruments is not None else NoMeter()
 
 
 class NoMeter:
     """Counts nothing."""
+
+    def on_queued(self, now: float) -> None:
+        """Nothing."""
 
     def on_tokens(self, count: int, now: float) -> None:
         """Nothing."""
@@ -223,6 +224,9 @@ class _Meter:
         self._histograms = instruments.by_class[priority_class(request.priority)]
         self._last_token_at: float | None = None
         self._finished = False
+
+    def on_queued(self, now: float) -> None:
+        """Counted by call, in `Metrics.on_received`."""
 
     @_never_raises
     def on_tokens(self, count: int, now: float) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from api.config import ServerConfig
 from api.config_sources import ConfigError
 from api.logs import get_logger
-from api.metrics import RequestMeter
+from api.pace import Pace
 from api.recording_files import FORMAT, EndedRequest, RecordingFiles
 from api.recording_names import MIN_KNOWN_PAGES, RecordingNames
 from api.version import package_versions
@@ -27,9 +27,6 @@ from scheduler import FinishReason, Request
 QUEUE_SIZE = 16384
 POLL_SECS = 0.25
 CLOSE_SECS = 3.0
-# The writer works in short bursts: it shares the interpreter with the engine.
-BURST_SECS = 0.001
-REST_SECS = 0.0005
 
 logger = get_logger("api.recording")
 
@@ -62,7 +59,7 @@ def _unusable(folder: Path, error: Exception) -> ConfigError:
 
 
 class RequestRecorder:
-    """Follows one engine request, as `RequestMeter` does; on the event loop. Its end is put into the recording."""
+    """A `RequestFollower`; on the event loop. The request's end is put into the recording."""
 
     __slots__ = ("_first_token_at", "_has_ended", "_num_tokens", "_put", "_request")
 
@@ -72,6 +69,9 @@ class RequestRecorder:
         self._num_tokens = 0
         self._first_token_at: float | None = None
         self._has_ended = False
+
+    def on_queued(self, now: float) -> None:
+        """Nothing: a line is written when all is known."""
 
     def on_tokens(self, count: int, now: float) -> None:
         """`count` more output tokens have come."""
@@ -84,26 +84,6 @@ class RequestRecorder:
         if not self._has_ended:
             self._has_ended = True
             self._put(EndedRequest(self._request, self._num_tokens, self._first_token_at, now, reason))
-
-
-class MeteredAndRecorded:
-    """Hands what happens to a request to its meter and to its recorder."""
-
-    __slots__ = ("_meter", "_recorder")
-
-    def __init__(self, meter: RequestMeter, recorder: RequestMeter):
-        self._meter = meter
-        self._recorder = recorder
-
-    def on_tokens(self, count: int, now: float) -> None:
-        """`count` more output tokens have come."""
-        self._meter.on_tokens(count, now)
-        self._recorder.on_tokens(count, now)
-
-    def on_finished(self, reason: FinishReason, now: float) -> None:
-        """The request has ended."""
-        self._meter.on_finished(reason, now)
-        self._recorder.on_finished(reason, now)
 
 
 class Recording:
@@ -152,7 +132,7 @@ class Recording:
         """
         began_at = self._clock()
         page_size = self._config.kv_cache_config.page_size
-        names = RecordingNames(page_size, max(MIN_KNOWN_PAGES, 2 * num_pages), _Pace(self._closing.is_set))
+        names = RecordingNames(page_size, max(MIN_KNOWN_PAGES, 2 * num_pages), Pace(self._closing.is_set))
         about = _about(self._config, model, device, num_pages)
         try:
             files = RecordingFiles(self._folder, self._config.recording.max_bytes, about, names, began_at)
@@ -216,7 +196,7 @@ class Recording:
 
     def _write_queued(self, files: RecordingFiles) -> bool:
         """Write and flush what waits; False if there is no room for it. Raises OSError."""
-        give_way = _Pace(self._closing.is_set)
+        give_way = Pace(self._closing.is_set)
         for _ in range(len(self._queue)):
             if not files.write(self._queue.popleft()):
                 return False
@@ -228,19 +208,6 @@ class Recording:
                 "the recording has a gap: lines came faster than they could be written", queue=self._queue_size
             )
         return True
-
-
-class _Pace:
-    """Called in between, it rests now and then, so that the engine gets the interpreter; not `in_a_hurry`."""
-
-    def __init__(self, in_a_hurry: Callable[[], bool]):
-        self._in_a_hurry = in_a_hurry
-        self._rested_at = time.monotonic()
-
-    def __call__(self) -> None:
-        if time.monotonic() - self._rested_at > BURST_SECS and not self._in_a_hurry():
-            time.sleep(REST_SECS)
-            self._rested_at = time.monotonic()
 
 
 def _about(config: ServerConfig, model: str, device: str, num_pages: int) -> dict[str, object]:

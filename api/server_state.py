@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from api.call_directory import CallDirectory
 from api.config import ServerConfig
+from api.followers import Followers, RequestFollower
 from api.generation.bridge import EventBridge
 from api.logs import RateLimitedWarnings
 from api.metrics import Metrics
 from api.recording import Recording
+from api.shadow import LiveShadow, make_shadow
 from model.engine_types import EngineState, EngineStats, StepRecord
 from scheduler import Event, FinishReason, Request
 from scheduler.decisions import Explanation
@@ -103,7 +105,8 @@ class ServerState:
 
     Attributes:
         config, limits, metrics: as configured. bridge: takes the engine's events to the event loop.
-        recording: takes the run down, or None. warnings: for warnings that a client can provoke at will.
+        recording: takes the run down, or None.
+        shadow: runs a second policy without effect, or None. warnings: for warnings that a client can provoke at will.
         calls: which engine requests belong to the ids that clients see.
         model_name, model_names: what `model` in a request may be; empty until `attach`.
         num_open_requests: HTTP requests on routes that generate, begun and not ended.
@@ -120,6 +123,7 @@ class ServerState:
     ):
         self.config = config
         self.recording = recording
+        self.shadow: LiveShadow | None = make_shadow(config)
         self.limits = limits or Limits(request_timeout_secs=config.request_timeout_secs)
         self.metrics = metrics or Metrics()
         self.bridge = EventBridge()
@@ -171,6 +175,27 @@ class ServerState:
         self._engine = engine
         self.metrics.bind(self.model_name, engine.stats)
         engine.add_step_listener(self.metrics.on_step)
+        if self.shadow is not None:
+            limits = self.config.scheduler_limits(engine.stats().scheduler.num_pages)
+            numbers = self.metrics.bind_shadow(self.shadow.policy, self.shadow.numbers)
+            self.shadow.begin(self.config.scheduler_config.shadow_limits(limits), numbers)
+            engine.add_step_listener(self.shadow.on_step)
+
+    def follow(self, request: Request) -> RequestFollower:
+        """What follows a request that is about to be submitted."""
+        followers = [self.metrics.meter(request)]
+        if self.recording is not None:
+            followers.append(self.recording.recorder(request))
+        if self.shadow is not None:
+            followers.append(self.shadow.follower(request))
+        return Followers(followers) if len(followers) > 1 else followers[0]
+
+    def close(self) -> None:
+        """End what ran beside the engine, once that has been stopped. Blocks for some seconds at most; idempotent."""
+        if self.shadow is not None:
+            self.shadow.close()
+        if self.recording is not None:
+            self.recording.close()
 
     def not_ready_reason(self) -> str | None:
         """Why `/ready` is 503 now, or None. Any thread."""

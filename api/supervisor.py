@@ -237,8 +237,7 @@ class Supervisor:
             if transport is not None:
                 transport.abort()
         await self._stop_engine()
-        if self.state.recording is not None:
-            await asyncio.to_thread(self.state.recording.close)
+        await asyncio.to_thread(self.state.close)
 
     async def _stop_engine(self) -> None:
         """End the engine's loop, once; open requests end with an error. One that hangs is left behind."""

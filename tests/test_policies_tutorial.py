@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,9 +79,9 @@ def test_the_command_compares_the_readers_policy(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_ends_with_the_readers_own_policy_served_over_http(folder: Path) -> None:
-    (command,) = [text for _, text in blocks("sh") if "api.serve" in text]
-    settings = [first or second for first, second in re.findall(r'--set (?:"([^"]+)"|(\S+))', command)]
-    assert len(settings) == 2
+    serve, watch = [text for _, text in blocks("sh") if "api.serve" in text]
+    settings = [first or second for first, second in re.findall(r'--set (?:"([^"]+)"|(\S+))', serve + watch)]
+    assert len(settings) == 4
     model = tiny_checkpoint("llama_untied", folder)
     small = ("dtype=float32", "max_model_len=128", "served_model_name=smollm2-135m-instruct")
     with WholeServer(folder, *settings, *small, model=str(model), environment=environment(folder)) as server:
@@ -90,3 +91,9 @@ def test_it_ends_with_the_readers_own_policy_served_over_http(folder: Path) -> N
         told = httpx.get(f"{server.url}/admin/scheduler/requests/mine").json()
         assert told["policy"] == "vip"
         assert told["choices"][0]["status"] == "finished"
+        assert httpx.get(f"{server.url}/server_info").json()["shadow"] == {"policy": "vip", "is_on": True}
+        counted = re.compile(r"^twinmesh_shadow_time_to_first_token_seconds_count\{.*\} 1\.0$", re.MULTILINE)
+        deadline = time.monotonic() + 10
+        while not counted.search(httpx.get(f"{server.url}/metrics").text):
+            assert time.monotonic() < deadline, "the shadow has predicted nothing"
+            time.sleep(0.1)

@@ -7,16 +7,17 @@ metrics: what it has not read yet simply grows together into one larger delta.
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from api.followers import RequestFollower
 from api.generation.bridge import EventBridge
 from api.generation.choice import ChoiceRules, ChoiceStream
 from api.generation.detokenize import TokenTables
-from api.metrics import Metrics, RequestMeter
+from api.metrics import Metrics
 from api.protocol.errors import ApiError, InternalError, RequestTimeoutError, UnavailableError
-from api.recording import MeteredAndRecorded, Recording
 from api.server_state import RequestEngine
 from scheduler import Event, FinishReason, Request
 
@@ -34,15 +35,15 @@ class PlannedChoice:
 class Choice:
     """A choice of a call: its stream, and what is kept about it."""
 
-    __slots__ = ("index", "is_due", "meter", "num_prompt_tokens", "prompt_index", "request_id", "stream")
+    __slots__ = ("follower", "index", "is_due", "num_prompt_tokens", "prompt_index", "request_id", "stream")
 
-    def __init__(self, planned: PlannedChoice, tables: TokenTables, meter: RequestMeter):
+    def __init__(self, planned: PlannedChoice, tables: TokenTables, follower: RequestFollower):
         self.request_id = planned.request.request_id
         self.index = planned.rules.index
         self.prompt_index = planned.rules.prompt_index
         self.num_prompt_tokens = planned.request.num_prompt_tokens
         self.stream = ChoiceStream(planned.rules, tables)
-        self.meter = meter
+        self.follower = follower
         self.is_due = False
 
 
@@ -65,11 +66,16 @@ class GenerationCall:
         metrics: Metrics,
         tables: TokenTables,
         interval: int | None,
-        recording: Recording | None = None,
+        follow: Callable[[Request], RequestFollower] | None = None,
     ):
-        """`interval`: a choice is due after so many tokens (and its first); None when only the whole answer counts."""
+        """
+        Args:
+            interval: a choice is due after so many tokens (and its first); None when only the whole answer counts.
+            follow: makes what follows each request; by default its meter.
+        """
+        follow = follow or metrics.meter
         self.failure: ApiError | None = None
-        self.choices = [Choice(choice, tables, _meter(choice.request, metrics, recording)) for choice in planned]
+        self.choices = [Choice(choice, tables, follow(choice.request)) for choice in planned]
         self._requests = [choice.request for choice in planned]
         self._engine = engine
         self._metrics = metrics
@@ -88,6 +94,9 @@ class GenerationCall:
         Raises what `RequestEngine.submit` raises; nothing was submitted then.
         """
         self._engine.submit(self._requests, self._mailbox.put)
+        now = time.monotonic()
+        for choice in self.choices:
+            choice.follower.on_queued(now)
         self._live = {choice.request_id: choice for choice in self.choices}
         prompts = {choice.prompt_index: request for choice, request in zip(self.choices, self._requests, strict=True)}
         num_prompt_tokens = sum(request.num_prompt_tokens for request in prompts.values())
@@ -166,7 +175,7 @@ class GenerationCall:
     def _give_up(self, event: Event, now: float) -> None:
         """A bug has met this event: the call fails, and a request that ended with it is still counted."""
         if event.finish_reason is not None and (choice := self._live.pop(event.request_id, None)) is not None:
-            choice.meter.on_finished(FinishReason.ERROR, now)
+            choice.follower.on_finished(FinishReason.ERROR, now)
         self._fail(InternalError("The answer could not be put together.", code="internal_error"))
 
     def _handle(self, event: Event, now: float) -> None:
@@ -178,7 +187,7 @@ class GenerationCall:
         if event.token_id is not None:
             if self.first_token_at is None:
                 self.first_token_at = now
-            choice.meter.on_tokens(1, now)
+            choice.follower.on_tokens(1, now)
         reason = stream.finish_reason
         if reason is not None:
             self._end(choice, event, reason, now)
@@ -190,7 +199,7 @@ class GenerationCall:
 
     def _end(self, choice: Choice, event: Event, reason: FinishReason, now: float) -> None:
         del self._live[choice.request_id]
-        choice.meter.on_finished(reason, now)
+        choice.follower.on_finished(reason, now)
         if reason is FinishReason.ERROR:
             self._fail(InternalError(f"The answer was broken off: {choice.stream.error}.", code="generation_failed"))
         elif reason is FinishReason.ABORT:
@@ -201,8 +210,3 @@ class GenerationCall:
             if not choice.is_due:
                 choice.is_due = True
                 self._due.append(choice)
-
-
-def _meter(request: Request, metrics: Metrics, recording: Recording | None) -> RequestMeter:
-    meter = metrics.meter(request)
-    return meter if recording is None else MeteredAndRecorded(meter, recording.recorder(request))

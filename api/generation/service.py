@@ -83,7 +83,7 @@ class GenerationService:
             metrics=state.metrics,
             tables=self.tables,
             interval=interval,
-            recording=state.recording,
+            follow=state.follow,
         )
         try:
             call.submit(state.limits.request_timeout_secs)

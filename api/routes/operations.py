@@ -82,6 +82,7 @@ def _server_info(server: ServerState) -> dict[str, object]:
         "uptime_seconds": round(time.monotonic() - server.started_at, 3),
         "open_requests": server.num_open_requests,
         "recording": server.recording is not None and server.recording.is_on,
+        "shadow": None if server.shadow is None else {"policy": server.shadow.policy, "is_on": server.shadow.is_on},
         "config": _shown_config(server.config),
     }
     info |= {section: dict(values) for section, values in server.facts.details.items()}

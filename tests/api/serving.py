@@ -173,8 +173,7 @@ def served(**options: Any) -> Iterator[Served]:
         server.should_exit = True
         thread.join(10)
         engine.stop()
-        if state.recording is not None:
-            state.recording.close()
+        state.close()
 
 
 def _main() -> None:

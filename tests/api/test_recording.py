@@ -16,8 +16,9 @@ from structlog.testing import capture_logs
 
 from api.config_loading import resolve
 from api.config_sources import ConfigError
+from api.followers import Followers
 from api.metrics import NoMeter
-from api.recording import POLL_SECS, MeteredAndRecorded, Recording, open_recording
+from api.recording import POLL_SECS, Recording, open_recording
 from api.recording_names import RecordingNames
 from model.engine_types import EngineDeadError, StepRecord, step_shape
 from scheduler import FinishReason, PagePool, Request, Scheduler, SchedulerConfig
@@ -374,7 +375,7 @@ def _refuse(*_arguments: object) -> None:
 
 def test_an_end_counts_once(tmp_path: Path) -> None:
     recording = begun(tmp_path)
-    meter = MeteredAndRecorded(NoMeter(), recording.recorder(Request("a", (1,), 4, arrival_time=time.monotonic())))
+    meter = Followers([NoMeter(), recording.recorder(Request("a", (1,), 4, arrival_time=time.monotonic()))])
     meter.on_tokens(2, time.monotonic())
     meter.on_finished(FinishReason.STOP, time.monotonic())
     meter.on_finished(FinishReason.ABORT, time.monotonic())
