@@ -12,6 +12,8 @@ from scheduler.simulation.simulator import Simulator
 from scheduler.simulation.topology import Disaggregated, Link, Pool, Unified
 from tests.scheduler.simulated import ROOMY, LinearCost, Listed, percentile, poisson, simulate
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (0, 1, 2)
 
 
