@@ -1,8 +1,9 @@
 """How long steps take, and when to plan the next one. Owned by `model/engine.py`.
 
 The next step should be planned shortly before the device is free: early enough that the device never waits, late enough
-that a request which arrives meanwhile is in it. A step's end is watched for, not guessed: an estimate that was fed with
-our own sleep would never come down again.
+that a request which arrives meanwhile is in it. To plan too late costs the device some milliseconds; to plan too early
+costs every request that arrives in between a whole step more. So the estimate of a step's length follows the median, not
+the least. A step's end is watched for, not guessed: an estimate that was fed with our own sleep would never come down.
 """
 
 import time
@@ -14,8 +15,8 @@ from model.staging import StepLayout
 # How long before the expected end of a step the next one is planned. Covers planning, staging and dispatch.
 LEAD_SECS = 0.005
 POLL_SECS = 0.001
-# Estimates follow the least of recent durations, and forget it at this rate per step.
-FORGET = 1.03
+# An estimate moves by at most this factor a step towards what the step took, so that it settles at the median.
+PACE = 1.03
 
 
 class StepTimer:
@@ -28,11 +29,9 @@ class StepTimer:
         self._seen_done_at: float | None = None
 
     def await_planning_time(self, running: StepHandle) -> None:
-        """Return when the step under way is done or nearly so, by the estimate for its layout."""
+        """Return when the step under way is done, or nearly so by the estimate for its layout, if there is one."""
         self._seen_done_at = None
-        expected = self._expected.get(running.layout)
-        if expected is None:
-            return
+        expected = self._expected.get(running.layout, float("inf"))
         deadline = max(running.started_at, self._free_at) + expected - LEAD_SECS
         while (left := deadline - self._clock()) > 0:
             if running.is_done():
@@ -50,6 +49,12 @@ class StepTimer:
         self._seen_done_at = None
         duration = ended_at - max(handle.started_at, self._free_at)
         self._free_at = ended_at
-        known = self._expected.get(handle.layout)
-        self._expected[handle.layout] = duration if known is None else min(duration, known * FORGET)
+        self._expected[handle.layout] = _towards(duration, self._expected.get(handle.layout))
         return duration, ended_at
+
+
+def _towards(duration: float, known: float | None) -> float:
+    """The next estimate. One that is more than twice too long was of a step that something held up: it is dropped."""
+    if known is None or duration < known / 2:
+        return duration
+    return max(duration, known / PACE) if duration < known else min(duration, known * PACE)

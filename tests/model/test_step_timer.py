@@ -52,6 +52,22 @@ def test_planning_begins_shortly_before_the_end(monkeypatch):
     assert 0.1 - 2 * LEAD_SECS <= planned_at <= 0.1
 
 
+def test_where_steps_vary_planning_begins_at_the_median_not_at_the_least(monkeypatch):
+    """A request that arrives after the planning waits a whole step more."""
+    device = FakeDevice(monkeypatch)
+    timer = StepTimer(clock=lambda: device.now)
+    lengths = [0.2, 0.26, 0.22, 0.3, 0.24] * 20
+    for length in lengths:
+        run(device, timer, length)
+    assert run(device, timer, 0.4) > 0.21
+
+
+def test_a_kind_of_step_that_was_never_seen_is_waited_for(monkeypatch):
+    device = FakeDevice(monkeypatch)
+    timer = StepTimer(clock=lambda: device.now)
+    assert run(device, timer, 0.5) >= 0.5
+
+
 def test_duration_is_counted_from_when_the_device_was_free(monkeypatch):
     device = FakeDevice(monkeypatch)
     timer = StepTimer(clock=lambda: device.now)
