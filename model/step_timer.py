@@ -2,8 +2,8 @@
 
 The next step should be planned shortly before the device is free: early enough that the device never waits, late enough
 that a request which arrives meanwhile is in it. To plan too late costs the device some milliseconds; to plan too early
-costs every request that arrives in between a whole step more. So the estimate of a step's length follows the median, not
-the least. A step's end is watched for, not guessed: an estimate that was fed with our own sleep would never come down.
+costs every request that arrives in between a whole step more. So the estimate of a step's length follows the median,
+not the least. A step's end is watched for, not guessed: an estimate fed with our own sleep would never come down.
 """
 
 import time
