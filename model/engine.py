@@ -23,6 +23,8 @@ Sink = Callable[[Event], None]
 
 # Under constant load a program that is missing is compiled after this long all the same.
 IDLE_WAIT_SECS = 20.0
+# Whoever waited for the server to be ready asks at once, and should have the device to itself.
+FIRST_REQUEST_SECS = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -182,10 +184,19 @@ class Engine:
     def _warm_up_rest(self) -> None:
         """Compile what only saves padding, preferably while nothing runs. A failure costs speed, not answers."""
         try:
+            self._await_first_request(FIRST_REQUEST_SECS)
             while not self._stopping and self._runner.compile_next():
                 self._await_idleness(IDLE_WAIT_SECS)
         except Exception:
             logger.exception("background compilation failed; steps are padded to the programs that exist")
+
+    def _await_first_request(self, limit: float) -> None:
+        """Return once a request has come and gone, or after `limit` seconds."""
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline and not self._stopping:
+            if self._steps and not self._scheduler.has_work():
+                return
+            time.sleep(0.05)
 
     def _await_idleness(self, limit: float) -> None:
         """Return once nothing runs or waits, or after `limit` seconds."""
