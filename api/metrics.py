@@ -22,6 +22,7 @@ from api.followers import RequestFollower
 from api.shadow_metrics import ShadowMeter, ShadowNumbers
 from model.engine_types import EngineStats, StepRecord
 from scheduler import FinishReason, Request
+from scheduler.request import priority_class
 
 PREFIX = "twinmesh_"
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
@@ -51,11 +52,6 @@ TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 
 PRIORITY_CLASSES = ("low", "default", "high")
 
 logger = logging.getLogger(__name__)
-
-
-def priority_class(priority: float) -> str:
-    """`low` below 0.5, `default` at it, `high` above."""
-    return "default" if priority == 0.5 else "low" if priority < 0.5 else "high"
 
 
 def _never_raises[Owner, **P](

@@ -2,7 +2,8 @@
 
 `python -m bench.fidelity FOLDER` starts the server once for each policy and load, with its recording on, and sends it
 Poisson arrivals of varied lengths. Then each run is simulated: same arrivals, same policy, and a cost model that was
-fitted to the steps of the *other* loads alone. The table shows what was measured, what was predicted, and the error.
+fitted to the steps of the *other* loads alone. The table shows what was measured, what was predicted, and the error;
+the last columns are errors with a cost model of the run's own steps, which are the simulator's alone.
 With recordings that are there already nothing is started. Nothing else should run on the machine meanwhile.
 """
 
@@ -164,17 +165,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _table(runs: Sequence[Run]) -> Table:
-    table = Table(title="measured, predicted with step times of the other loads, and error")
-    for column in ("policy", "load", "TTFT mean, ms", "TTFT p95, ms", "ITL mean, ms", "requests/s"):
+    table = Table(title="measured, predicted with step times of the other loads, and error; errors with its own steps")
+    own = ("TTFT mean, own steps", "requests/s, own steps")
+    for column in ("policy", "load", "TTFT mean, ms", "TTFT p95, ms", "ITL mean, ms", "requests/s", *own):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for run in runs:
         real = summarise(recorded_run(run.path))
         guess = predict(run, [other for other in runs if other.load != run.load])
+        own_guess = predict(run, [run])
         cells = (
             _cell(real.overall.ttft.mean, guess.overall.ttft.mean, 1000),
             _cell(real.overall.ttft.p95, guess.overall.ttft.p95, 1000),
             _cell(real.overall.itl.mean, guess.overall.itl.mean, 1000),
             _cell(real.requests_per_sec, guess.requests_per_sec, 1),
+            _error(real.overall.ttft.mean, own_guess.overall.ttft.mean),
+            _error(real.requests_per_sec, own_guess.requests_per_sec),
         )
         table.add_row(run.policy, f"{run.load:g}", *cells)
     return table
@@ -183,7 +188,11 @@ def _table(runs: Sequence[Run]) -> Table:
 def _cell(real: float | None, guess: float | None, scale: float) -> str:
     if not real or guess is None:
         return "-"
-    return f"{real * scale:.4g}  {guess * scale:.4g}  {100 * (guess / real - 1):+.1f} %"
+    return f"{real * scale:.4g}  {guess * scale:.4g}  {_error(real, guess)}"
+
+
+def _error(real: float | None, guess: float | None) -> str:
+    return "-" if not real or guess is None else f"{100 * (guess / real - 1):+.1f} %"
 
 
 if __name__ == "__main__":

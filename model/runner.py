@@ -125,24 +125,24 @@ class Runner:
 
     def begin_warm_up(self) -> None:
         """Start in other threads what `warm_up` waits for. Returns at once; once."""
+        self._begun = self._begin()
+
+    def _begin(self) -> _WarmUp:
         pool = ThreadPoolExecutor(3, thread_name_prefix=WARM_UP_THREAD)
-        self._begun = _WarmUp(
+        begun = _WarmUp(
             program=pool.submit(self._compile, self.lattice.by_need()[0]),
             start_slot=pool.submit(self._compile_start_slot),
             kv=pool.submit(allocate, self._abstract[1]),
         )
         pool.shutdown(wait=False)
+        return begun
 
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compile the program that a server can start with and run it once on padding. `on_progress(done, total)`."""
         layout = self.lattice.by_need()[0]
         total = 3
         on_progress(0, total)
-        if self._begun is None:
-            self.begin_warm_up()
-        begun, self._begun = self._begun, None
-        if begun is None:
-            raise RuntimeError("the warm-up has not begun")
+        begun, self._begun = self._begun or self._begin(), None
         self._add(layout, begun.program.result())
         on_progress(1, total)
         self._start_slot, self._kv = begun.start_slot.result(), begun.kv.result()

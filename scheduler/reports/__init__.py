@@ -8,7 +8,7 @@ from scheduler.reports.csv_report import write_metrics_csv, write_requests_csv
 from scheduler.reports.fairness import Fairness
 from scheduler.reports.html_report import write_html
 from scheduler.reports.metrics import COMPARED, GROUP_METRICS, RUN_METRICS, Metric
-from scheduler.reports.objectives import Objective, Objectives, attains, priority_class
+from scheduler.reports.objectives import Objective, Objectives, attains
 from scheduler.reports.perfetto import write_trace
 from scheduler.reports.statistics import (
     Distribution,
@@ -47,7 +47,6 @@ __all__ = [
     "jain_index",
     "paired_difference",
     "percentile",
-    "priority_class",
     "run_table",
     "summarise",
     "t_quantile",

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TextIO
 
 from scheduler.reports.metrics import GROUP_METRICS, RUN_METRICS
-from scheduler.reports.objectives import Objectives, attains, mean_itl, priority_class
+from scheduler.reports.objectives import Objectives, attains, mean_itl
 from scheduler.reports.summary import GroupSummary, Summary
+from scheduler.request import priority_class
 from scheduler.simulation.records import Outcome, RunResult
 
 METRIC_COLUMNS = ("scope", "group", "metric", "value")

@@ -13,8 +13,8 @@ Called by `summary.py`. Both shares are of tokens, input and output alike, and a
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler.reports.objectives import priority_class
 from scheduler.reports.statistics import jain_index
+from scheduler.request import priority_class
 from scheduler.simulation.records import Outcome
 
 

@@ -16,13 +16,6 @@ CLASSES = ("low", "default", "high")
 FINISHED = ("stop", "length")
 
 
-def priority_class(priority: float) -> str:
-    """`low` below 0.5, `default` at 0.5, `high` above."""
-    if priority < 0.5:
-        return "low"
-    return "high" if priority > 0.5 else "default"
-
-
 @dataclass(frozen=True, slots=True)
 class Objective:
     """Bounds in seconds, met when equal. None: no bound."""

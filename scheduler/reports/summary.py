@@ -11,8 +11,9 @@ from operator import sub
 
 from scheduler.reports.fairness import Fairness, fairness
 from scheduler.reports.lifecycle import left_at
-from scheduler.reports.objectives import CLASSES, FINISHED, Objective, Objectives, attains, priority_class
+from scheduler.reports.objectives import CLASSES, FINISHED, Objective, Objectives, attains
 from scheduler.reports.statistics import Distribution, quantile_curve
+from scheduler.request import priority_class
 from scheduler.simulation.records import Outcome, RunResult
 
 NO_TENANT = "(no tenant)"

@@ -10,10 +10,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.config_loading import resolve
-from api.metrics import Metrics, priority_class
+from api.metrics import Metrics
 from api.server_state import ServerState
 from model.engine_types import EngineStats, StepRecord
 from scheduler import FinishReason, Request
+from scheduler.request import priority_class
 from scheduler.simulation.records import StepShape
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import Served, served

@@ -15,11 +15,11 @@ from scheduler.reports import (
     jain_index,
     paired_difference,
     percentile,
-    priority_class,
     summarise,
     t_quantile,
     timeline,
 )
+from scheduler.request import priority_class
 from scheduler.simulation.records import RunResult
 from tests.scheduler.report_runs import four_requests, outcome, run_of, with_steps
 
