@@ -16,6 +16,8 @@ from scheduler.policies import BUNDLED
 from scheduler.policies.base import Charge, KnownTokens, LatestFirst, Order, Policy
 from scheduler.queues import HeapQueue
 
+pytestmark = pytest.mark.slow
+
 # Shortest first starves long requests unless they age: it has the option to.
 OPTIONS = {"sjf": {"aging_tokens_per_second": 20.0}}
 CAPACITY_POLICIES = ("known_tokens", "reserve_to_completion")
@@ -296,7 +298,6 @@ import sys
 sys.modules["hypothesis"] = None
 from scheduler.conformance.__main__ import main
 
-pytestmark = pytest.mark.slow
 raise SystemExit(main(["fcfs"]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
