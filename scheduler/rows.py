@@ -2,16 +2,25 @@
 
 from scheduler.errors import InvariantError
 from scheduler.plan import PlannedRow
+from scheduler.policies.base import Eviction
 from scheduler.request import Request
 from scheduler.running import RunningSet, wanted_tokens
+
+# By how much prompts of less urgent requests may lengthen a step that computes the prompt of a more urgent one.
+LESS_URGENT_SHARE = 0.25
 
 _SAMPLED_ON_DEVICE = (0,)
 # Half the time of calling the class.
 _new_tuple = tuple.__new__
 
 
-def build_rows(running: RunningSet, budget: int, step_id: int, page_size: int) -> tuple[PlannedRow, ...]:
+def build_rows(
+    running: RunningSet, eviction: Eviction, budget: int, step_id: int, page_size: int
+) -> tuple[PlannedRow, ...]:
     """Hand out `budget` tokens: one to each request that wants one, the rest to prompts, the most urgent first.
+
+    Where a prompt belongs to a request that may take the place of others, the prompts of those others share a small
+    part of the step: everybody in a step waits for its end, and the urgent one should not wait for theirs.
 
     Mutates the requests: their tokens count as computed from here on. A request whose next page has not come back yet
     gets no row. Rows of one token that sample come first.
@@ -60,14 +69,35 @@ def build_rows(running: RunningSet, budget: int, step_id: int, page_size: int) -
                 request.sampling,
             )
             decodes.append(_new_tuple(PlannedRow, values))
-    budget -= len(decodes) + len(others)
+    num_singles = len(decodes) + len(others)
+    for request, count in _deal(chunks, eviction, num_singles, budget - num_singles):
+        others.append(_row(request, count, step_id))
+    return (*decodes, *others)
+
+
+def _deal(chunks: list[Request], eviction: Eviction, num_singles: int, budget: int) -> list[tuple[Request, int]]:
+    """Who of `chunks`, the most urgent first, gets how many of `budget` tokens, in a step of `num_singles` others."""
+    less_urgent: list[Request] = []
+    if eviction.evicts and len(chunks) > 1:
+        first = min(chunks, key=eviction.eviction_key)
+        less_urgent = [request for request in chunks if eviction.may_evict(first, request)]
+    if not less_urgent:
+        return _deal_in_order(chunks, budget)
+    urgent = _deal_in_order([request for request in chunks if request not in less_urgent], budget)
+    num_urgent = sum(count for _, count in urgent)
+    share = max(1, int(LESS_URGENT_SHARE * (num_singles + num_urgent)))
+    return urgent + _deal_in_order(less_urgent, min(share, budget - num_urgent))
+
+
+def _deal_in_order(chunks: list[Request], budget: int) -> list[tuple[Request, int]]:
+    dealt = []
     for request in chunks:
         if budget <= 0:
             break
         count = min(wanted_tokens(request), budget)
         budget -= count
-        others.append(_row(request, count, step_id))
-    return (*decodes, *others)
+        dealt.append((request, count))
+    return dealt
 
 
 def _row(request: Request, count: int, step_id: int) -> PlannedRow:

@@ -176,7 +176,7 @@ class Scheduler:
         if not self._running.preempted:
             self._admission.admit(now, budget)
         step_id = self._step_id + 1
-        rows = build_rows(self._running, budget, step_id, self.config.page_size)
+        rows = build_rows(self._running, self.policy.eviction, budget, step_id, self.config.page_size)
         plan = StepPlan(step_id, rows, tuple(self._running.preempted))
         if rows:
             self._step_id = step_id

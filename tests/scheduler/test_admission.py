@@ -43,9 +43,31 @@ def test_an_urgent_prompt_does_not_wait_behind_the_chunks_of_lower_ones():
     driver.step()
     driver.add(make_request("high", 12, 4, priority=1.0))
     assert lengths(driver.step()) == {"high": 8}
-    assert lengths(driver.step()) == {"high": 4, "low": 4}
+    assert lengths(driver.step()) == {"high": 4, "low": 1}
+    assert lengths(driver.step()) == {"high": 1, "low": 7}
     driver.finish()
     driver.check_outputs()
+
+
+def prompts_beside_a_decode(policy: str, *priorities: float) -> dict[str, int]:
+    """The step in which prompts of 40 tokens meet one request that decodes."""
+    driver = Driver(make_scheduler(waiting_queue_policy=policy, max_num_batched_tokens=100))
+    driver.add(make_request("decodes", 4, 20, priority=1.0))
+    driver.step()
+    driver.add(*(make_request(f"r{index}", 40, 4, priority=value) for index, value in enumerate(priorities)))
+    planned = lengths(driver.step())
+    driver.finish()
+    driver.check_outputs()
+    return planned
+
+
+def test_prompts_of_less_urgent_requests_lengthen_a_step_with_an_urgent_one_by_a_quarter():
+    assert prompts_beside_a_decode("priority", 0.0, 1.0, 0.0) == {"decodes": 1, "r1": 40, "r0": 10}
+
+
+def test_prompts_that_are_equally_urgent_share_the_whole_step():
+    assert prompts_beside_a_decode("priority", 0.5, 0.5, 0.5) == {"decodes": 1, "r0": 40, "r1": 40, "r2": 19}
+    assert prompts_beside_a_decode("fcfs", 0.0, 1.0, 0.0) == {"decodes": 1, "r0": 40, "r1": 40, "r2": 19}
 
 
 @pytest.mark.parametrize("depth", [0, 1])
